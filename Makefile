@@ -1,0 +1,36 @@
+# make run   a small piano GPT, trained here and now
+# make test  everything that must hold
+# make bench ratios against peers, measured side by side
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test lint bench clean
+
+run: $(INSTALLED)
+	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
+	$(BIN)/rung train piano
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check rung tests bench
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	for name in throughput loader logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and through the constraints file: an open range would bring several GB of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"rung needs Python 3.11 or 3.12, $(PYTHON) is {sys.version.split()[0]}; set PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $(INSTALLED)
