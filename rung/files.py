@@ -1,0 +1,43 @@
+"""Files that are whole or absent: written beside their final name, fsynced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes beside, fsyncs, renames, fsyncs the folder. Raises OSError, and then leaves the old file as it was."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Makes a file, or the renames in a folder, survive a power cut; a disk that refuses knows no better."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,184 @@
+"""All that the engine knows of a recipe.
+
+A recipe says what is learned: the streams of data, the model, the loss, the samples worth looking at. The engine says
+how: steps, precision, schedules, checkpoints, the record. Neither knows the other's business, and nothing here or in
+engine/ knows what a token, a frame or a note is.
+
+The one surprising thing is that a loss is never a mean. It is a sum and a count of targets, so that the engine can
+divide once, by the count of the whole step, and the result does not depend on how a batch is cut into micros or ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from rung.errors import UserError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and many verbs only want a recipe's Config
+    import torch
+    from torch import Tensor, nn
+
+Arrays = dict[str, np.ndarray]  # a batch as a stream gathers it: one row per id, on the first axis
+Batch = dict[str, "Tensor"]  # the same on the device, as a loss sees it
+Part = tuple["Tensor", "Tensor"]  # a sum and its count
+Report = Callable[[str, int, int], None]  # what is being done, how much of it is, how much there is
+
+
+class Loss(NamedTuple):
+    """A summed loss over `count` targets, with named parts (per codebook, per task, per class of token)."""
+
+    sum: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
+    parts: Mapping[str, Part] = {}
+
+
+class Objective(NamedTuple):
+    """What one optimizer minimises. Most recipes have one; a GAN has two.
+
+    `hidden` names the matrices that Muon may take; a recipe that leaves it empty can only be trained with AdamW.
+    """
+
+    name: str
+    parameters: Iterable[nn.Parameter]
+    loss: Callable[[Batch, Draw], Loss]
+    every: int = 1
+    hidden: Iterable[nn.Parameter] = ()
+
+
+class Sample(NamedTuple):
+    """One artifact: a file name with its suffix, its bytes, and what a reader should know of it."""
+
+    name: str
+    data: bytes
+    caption: str = ""
+
+
+class Input(NamedTuple):
+    """Something the model is given and could ignore; `how` says how to take it away: permute, zero or shift."""
+
+    name: str
+    tensors: Sequence[str]
+    how: str = "permute"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers as a function of (seed, step, row, name), never of what was drawn before.
+
+    `rows` are places in the global batch of the step, so a draw does not change when the batch is shared by other
+    ranks or cut into other micros.
+    """
+
+    seed: int
+    step: int
+    rows: np.ndarray
+
+    def uniform(self, name: str, num_values: int = 1) -> np.ndarray:
+        """(rows, num_values) float64 in [0, 1)."""
+        key = np.uint64(self.key(name))
+        counter = self.rows.astype(np.uint64)[:, None] * np.uint64(num_values) + np.arange(num_values, dtype=np.uint64)
+        return (scramble(scramble(counter + key) ^ key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, name: str, high: int | np.ndarray) -> np.ndarray:
+        """(rows,) int64 in [0, high)."""
+        return (self.uniform(name)[:, 0] * high).astype(np.int64)
+
+    def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """A torch generator for bulk noise; unlike the row-wise draws it depends on the cut of the batch."""
+        import torch
+
+        return torch.Generator(device).manual_seed(self.key(f"{name}/{int(self.rows[0]) if len(self.rows) else 0}"))
+
+    def key(self, name: str) -> int:
+        return key_of(self.seed, self.step, name)
+
+
+def key_of(*parts: object) -> int:
+    """63 bits out of any printable parts, the same on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def scramble(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64: a bijection on uint64 whose output bits all depend on all input bits."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Stream:
+    """One data set, addressed by position.
+
+    A position counts rows since the start of training, not batches: a run resumed with another batch size goes on with
+    the next row. `ids` must be a pure function of its arguments; `gather` of its own.
+    """
+
+    fingerprint: str  # what the data is, to the byte, and how rows are made of it
+    num_rows: int  # rows in one epoch
+    targets_per_row: float = 1.0  # targets in a row, on average over the epoch; turns budgets in tokens into steps
+    baselines: Mapping[str, float] = {}  # losses of trivial models on this very set, to print beside ours
+
+    def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
+        """The rows at [position, position + num_rows): here, each row once per epoch in a seeded order."""
+        from rung.data.order import shuffled
+
+        return shuffled(position, num_rows, self.num_rows, seed)
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        """The named arrays of these rows. Every random choice goes through `draw`."""
+        raise NotImplementedError
+
+
+class Recipe:
+    """What to subclass. Only `Config`, `streams`, `model` and `objectives` are required."""
+
+    Config: ClassVar[type[Any]]  # a dataclass of the recipe's own keys, see rung.config.key
+
+    def __init__(self, cfg: Any, seed: int) -> None:
+        self.cfg = cfg
+        self.seed = seed
+
+    def streams(self) -> Mapping[str, Stream]:
+        """`train`, and any number of eval sets in the order in which they matter; the first one chooses the best."""
+        raise NotImplementedError
+
+    def model(self) -> nn.Module:
+        """The model with initial weights, in float32. The engine has seeded torch."""
+        raise NotImplementedError
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        """The first one's loss is the loss of the run, in training and in eval."""
+        raise NotImplementedError
+
+    def measure(self, model: nn.Module, batch: Batch) -> Mapping[str, Part]:
+        """Further metrics of the field on an eval batch, as sums and counts."""
+        return {}
+
+    def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        """Artifacts a person wants to see or hear. Must change nothing; the model is in eval mode, no gradients."""
+        return ()
+
+    def inputs(self) -> Sequence[Input]:
+        """What can be taken away from the model, to see whether it was used."""
+        return ()
+
+    def identity(self) -> Mapping[str, Any]:
+        """What a checkpoint's weights mean: vocabulary, tokenizer, normalisation. Must be equal to load one."""
+        return {}
+
+    @classmethod
+    def prepare(
+        cls, cfg: Any, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+    ) -> tuple[Path, str]:
+        """Writes the store that `streams` reads, from `source` or the embedded default; returns where, and a summary.
+
+        `name` is where to put it when the config's own place is not wanted; `report(what, done, total)` shows progress.
+        """
+        raise UserError(f"{cls.__name__} has no data to prepare: its streams make their own")

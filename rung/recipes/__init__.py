@@ -1,0 +1,68 @@
+"""The catalog: one line per recipe, and how to find any other one.
+
+A recipe outside this package is named as `package.module:Class` on the command line; its presets are the YAML files in
+a folder `presets` beside its module. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+
+from rung.config import Layer, load_file
+from rung.errors import ConfigError, UserError
+from rung.recipe import Recipe
+
+CATALOG = {
+    "piano": ("rung.recipes.piano.recipe:Piano", "A GPT on piano notes: MIDI in, MIDI and sound out."),
+}
+DEFAULT_PRESET = "tiny"
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """The class of a recipe of the catalog, or of any `package.module:Class`."""
+    target = CATALOG[name][0] if name in CATALOG else name
+    module_name, colon, class_name = target.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, CATALOG, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{name} is not a recipe{hint} (`rung recipes` lists them; your own is package.module:Class)")
+    if name not in CATALOG and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a user's recipe lies where the user is, as with `python -m`
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise UserError(f"{name} needs {error.name}, which is not installed") from error
+        raise UserError(f"no module {module_name} for recipe {name}; looked from {Path.cwd()}") from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise UserError(f"{module_name} has no class {class_name} that is a rung.recipe.Recipe")
+    return found
+
+
+def short_name(name: str) -> str:
+    """What runs of a recipe are filed under unless the user says otherwise."""
+    return name if name in CATALOG else name.rpartition(":")[2].lower()
+
+
+def presets(recipe_class: type[Recipe]) -> dict[str, Path]:
+    file = sys.modules[recipe_class.__module__].__file__
+    folder = Path(file).parent / "presets" if file else Path("presets")
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def preset_layer(recipe_class: type[Recipe], name: str | None) -> list[Layer]:
+    """The layer of a preset; without a name the recipe's `tiny`, if it has one."""
+    known = presets(recipe_class)
+    if name is None:
+        name = DEFAULT_PRESET if DEFAULT_PRESET in known else None
+        if name is None:
+            return []
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"preset={name} is not a preset{hint} (there are: {', '.join(known) or 'none'})")
+    return [Layer(f"preset {name}", load_file(known[name]))]
