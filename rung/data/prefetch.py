@@ -1,0 +1,124 @@
+"""Brings the micros of each step to the device ahead of time.
+
+Gathering runs in threads: the work is numpy's and lets go of the interpreter, and moving tensors between processes
+costs more than gathering them. A batch is a function of its step, so a feed can start anywhere, drop what it has
+gathered ahead, and needs no state of its own.
+
+On CUDA the arrays go through pinned memory and their copy overlaps the step before. The pinned block is torch's own
+caching one, which is not handed out again before the copy out of it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rung.recipe import Batch, Draw, Stream
+
+
+class Micro(NamedTuple):
+    """Part of a step: which rows of the data, their places in the global batch, and their tensors."""
+
+    ids: np.ndarray
+    draw: Draw
+    batch: Batch
+    copied: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the global batch of a step is shared: this rank's rows, in micros of at most `micro_rows`."""
+
+    rows_per_step: int
+    micro_rows: int
+    rank: int = 0
+    num_ranks: int = 1
+
+    def micros(self) -> list[np.ndarray]:
+        """Places in the global batch, one array per micro."""
+        share = self.rows_per_step // self.num_ranks
+        first = self.rank * share
+        return [
+            np.arange(start, min(start + self.micro_rows, first + share))
+            for start in range(first, first + share, self.micro_rows)
+        ]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where counting began: the rows seen when step `step` was about to start."""
+
+    step: int = 0
+    position: int = 0
+
+
+class Feed:
+    """`take(step)` returns the micros of that step; steps after it are already being gathered."""
+
+    def __init__(
+        self, stream: Stream, cut: Cut, seed: int, device: torch.device, workers: int, origin: Origin = Origin()
+    ) -> None:
+        self._stream, self._cut, self._seed, self._device, self._origin = stream, cut, seed, device, origin
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="rung-feed") if workers else None
+        self._depth = workers + 1
+        self._ahead: deque[tuple[int, Future[list[Micro]]]] = deque()
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def position(self, step: int) -> int:
+        """Rows seen before this step."""
+        return self._origin.position + (step - self._origin.step) * self._cut.rows_per_step
+
+    def take(self, step: int, last_step: int | None = None) -> list[Micro]:
+        if self._pool is None:
+            return self._arrive(self._gather(step))
+        while self._ahead and self._ahead[0][0] != step:
+            self._ahead.popleft()[1].cancel()
+        next_step = self._ahead[-1][0] + 1 if self._ahead else step
+        while len(self._ahead) <= self._depth and (last_step is None or next_step < last_step or next_step == step):
+            self._ahead.append((next_step, self._pool.submit(self._gather, next_step)))
+            next_step += 1
+        return self._arrive(self._ahead.popleft()[1].result())
+
+    def close(self) -> None:
+        self._ahead.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _gather(self, step: int) -> list[Micro]:
+        ids = self._stream.ids(self.position(step), self._cut.rows_per_step, self._seed)
+        micros = []
+        for places in self._cut.micros():
+            draw = Draw(self._seed, step, places)
+            arrays = self._stream.gather(ids[places], draw)
+            batch, copied = to_device(arrays, self._device, self._copy_stream)
+            micros.append(Micro(ids[places], draw, batch, copied))
+        return micros
+
+    def _arrive(self, micros: Sequence[Micro]) -> list[Micro]:
+        """Makes the device wait for the copies, not the host."""
+        for micro in micros:
+            if micro.copied is not None:
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(micro.copied)
+                for tensor in micro.batch.values():
+                    tensor.record_stream(current)
+        return list(micros)
+
+
+def to_device(
+    arrays: dict[str, np.ndarray], device: torch.device, copy_stream: torch.cuda.Stream | None = None
+) -> tuple[Batch, torch.cuda.Event | None]:
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    if copy_stream is None:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}, None
+    with torch.cuda.stream(copy_stream):
+        batch = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+        copied = torch.cuda.Event()
+        copied.record(copy_stream)
+    return batch, copied

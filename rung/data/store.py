@@ -1,0 +1,262 @@
+"""A prepared data set on disk: memory-mapped arrays, an index of records, splits, a manifest.
+
+    <store>/manifest.json   counts, dtypes, sizes, hashes, and what the recipe wrote about its preparation
+    <store>/<name>.bin      one array per name, raw little-endian numbers
+    <store>/index.jsonl     one record per line: start, length, split, and whatever the recipe wants to remember
+    <store>/splits.json     split -> record numbers
+
+A store is whole or absent: it is written beside its final name and moved there last. Opening checks what is cheap (the
+manifest, names, sizes); `verify` hashes every byte. What a record is, is the recipe's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rung.errors import DataError
+from rung.files import sha256, sync
+
+SCHEMA = 1
+_ODD = "backslashreplace"  # file names that are not UTF-8 have lone surrogates; \\udcff is how JSON spells one
+_MANIFEST = {"kind": str, "arrays": dict, "files": dict, "info": dict, "splits": dict}
+
+
+class Store:
+    """A store opened for reading. Arrays are memory maps and cannot be written."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.info: dict[str, Any] = manifest["info"]
+        self.arrays: dict[str, np.ndarray] = {
+            name: _map(path / f"{name}.bin", spec) for name, spec in manifest["arrays"].items()
+        }
+        lines = (path / "index.jsonl").read_bytes().split(b"\n")  # not splitlines: a title may hold a U+2028
+        self.index = [json.loads(line) for line in lines if line]
+        self.starts = np.array([record["start"] for record in self.index], dtype=np.int64)
+        self.lengths = np.array([record["length"] for record in self.index], dtype=np.int64)
+        self._splits = json.loads((path / "splits.json").read_text("utf-8"))
+
+    @classmethod
+    def open(cls, path: Path | str, kind: str | None = None) -> Store:
+        path = Path(path)
+        manifest = _read_manifest(path)
+        if kind is not None and manifest["kind"] != kind:
+            raise DataError(
+                f"{path} holds {manifest['kind']} data, not {kind}; point dataset.base_dataset_name elsewhere"
+            )
+        for name, spec in manifest["files"].items():
+            file = path / name
+            if not file.is_file():
+                raise DataError(
+                    f"{path} is damaged: {name} is missing; "
+                    f"prepare it again with `rung data {manifest['kind']} --replace`"
+                )
+            if file.stat().st_size != spec["bytes"]:
+                raise DataError(
+                    f"{path} is damaged: {name} has {file.stat().st_size} bytes, the manifest says {spec['bytes']}; "
+                    f"prepare it again with `rung data {manifest['kind']} --replace`"
+                )
+        try:
+            return cls(path, manifest)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is damaged: its index, splits or arrays cannot be read ({error}); "
+                f"prepare it again with `rung data {manifest['kind']} --replace`"
+            ) from error
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when any byte of the data, the index or the splits does."""
+        digest = hashlib.sha256()
+        for name, spec in sorted(self.manifest["files"].items()):
+            digest.update(f"{name} {spec['sha256']}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def split(self, name: str) -> np.ndarray:
+        """Record numbers of a split, in order."""
+        if name not in self._splits:
+            raise DataError(f"{self.path} has no split {name!r}; it has {', '.join(self._splits)}")
+        return np.array(self._splits[name], dtype=np.int64)
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self._splits)
+
+    def verify(self) -> list[str]:
+        """Hashes every file; returns the problems found, worst first, and nothing when all is well."""
+        problems = []
+        for name, spec in self.manifest["files"].items():
+            found = sha256(self.path / name)
+            if found != spec["sha256"]:
+                problems.append(f"{name} has hash {found[:8]}.., the manifest says {spec['sha256'][:8]}..")
+        for name, array in self.arrays.items():
+            ends = self.starts + self.lengths
+            if name == self.manifest["indexed"] and len(ends) and int(ends.max()) > len(array):
+                problems.append(f"the index reaches row {int(ends.max())} of {name}, which has {len(array)}")
+        return problems
+
+
+class StoreWriter:
+    """Writes a store beside its final name; leaving the `with` block without an error moves it there."""
+
+    def __init__(self, out: Path | str, kind: str, replace: bool = False) -> None:
+        self.out = Path(out)
+        self.kind = kind
+        self.replace = replace
+        self.info: dict[str, Any] = {}
+        # Not the process id: in a container every process may have the same one, also one that was killed half-way.
+        self._beside = self.out.with_name(f".{self.out.name}.{uuid.uuid4().hex[:12]}.tmp")
+        self._specs: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._num_records = 0
+        self._splits: dict[str, list[int]] = {}
+
+    def __enter__(self) -> StoreWriter:
+        try:
+            if self.out.exists() and not self.replace:
+                raise DataError(
+                    f"{self.out} exists already; pass --replace to prepare it again, or --name for another place"
+                )
+            if self.out.exists() and not _is_replaceable(self.out):
+                raise DataError(
+                    f"{self.out} is not a store of rung (it has no manifest.json) and is left alone; pass --name"
+                )
+            self._beside.mkdir(parents=True)
+            self._index = (self._beside / "index.jsonl").open("wb")
+        except OSError as error:
+            shutil.rmtree(self._beside, ignore_errors=True)
+            raise DataError(f"cannot write {self.out}: {error.strerror}; choose another place with --name") from error
+        return self
+
+    def array(self, name: str, dtype: type | np.dtype, row_shape: tuple[int, ...] = ()) -> None:
+        """Declares an array that grows by `append`. The first one declared is the one that records point into."""
+        self._specs[name] = {"dtype": np.dtype(dtype).newbyteorder("<").str, "row_shape": list(row_shape), "rows": 0}
+        self._files[name] = (self._beside / f"{name}.bin").open("wb")
+
+    def append(self, name: str, rows: np.ndarray) -> int:
+        """Adds rows and returns the number of the first."""
+        spec = self._specs[name]
+        dtype = np.dtype(spec["dtype"])
+        if rows.dtype != dtype and rows.size and dtype.kind in "iu":
+            self.check_ids(int(rows.max()), name, int(rows.min()))
+        if list(rows.shape[1:]) != spec["row_shape"]:
+            raise DataError(f"{name} takes rows of shape {spec['row_shape']}, got {list(rows.shape[1:])}")
+        first = spec["rows"]
+        self._files[name].write(np.ascontiguousarray(rows, dtype=dtype).tobytes())
+        spec["rows"] += len(rows)
+        return int(first)
+
+    def check_ids(self, max_id: int, name: str, min_id: int = 0) -> None:
+        """Refuses numbers that the array's type would wrap around."""
+        kind = np.iinfo(np.dtype(self._specs[name]["dtype"]))
+        if max_id > kind.max:
+            raise DataError(
+                f"id {max_id} does not fit the {kind.dtype.name} of {name} (at most {kind.max}); "
+                "use a smaller vocabulary or a wider type"
+            )
+        if min_id < kind.min:
+            raise DataError(f"id {min_id} does not fit the {kind.dtype.name} of {name} (at least {kind.min})")
+
+    def record(self, split: str, start: int, length: int, **fields: Any) -> None:
+        row = {"start": int(start), "length": int(length), "split": split, **fields}
+        self._index.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", _ODD) + b"\n")
+        self._splits.setdefault(split, []).append(self._num_records)
+        self._num_records += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            for file in (*self._files.values(), self._index):
+                file.close()
+            if error is None:
+                self._finish()
+        except OSError as failure:
+            raise DataError(f"cannot write {self.out}: {failure.strerror}; nothing was kept") from failure
+        finally:
+            shutil.rmtree(self._beside, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and self._is_ours(error.filename):
+            raise DataError(f"cannot write {self.out}: {error.strerror}; nothing was kept") from error
+
+    def _is_ours(self, filename: object) -> bool:
+        """Whether an error is about what is written here rather than about something the recipe reads."""
+        return filename is None or str(filename).startswith(str(self._beside))
+
+    def _finish(self) -> None:
+        (self._beside / "splits.json").write_text(json.dumps(self._splits), "utf-8")
+        names = [f"{name}.bin" for name in self._specs] + ["index.jsonl", "splits.json"]
+        manifest = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "arrays": self._specs,
+            "indexed": next(iter(self._specs), None),
+            "records": self._num_records,
+            "splits": {split: len(numbers) for split, numbers in self._splits.items()},
+            "files": {
+                name: {"bytes": (self._beside / name).stat().st_size, "sha256": sha256(self._beside / name)}
+                for name in names
+            },
+            "info": self.info,
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (self._beside / "manifest.json").write_text(text, "utf-8", _ODD)
+        for name in [*names, "manifest.json"]:
+            sync(self._beside / name)
+        if self.out.exists():  # replaced: the old one steps aside first, so that no moment shows a mixture
+            old = self._beside.with_suffix(".old")
+            self.out.rename(old)
+            try:
+                self._beside.rename(self.out)
+            except OSError:
+                old.rename(self.out)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            self._beside.rename(self.out)
+        sync(self.out.parent)
+
+
+def place(name: str) -> Path:
+    """Where a data set of this name lies: a path as it is, a plain name under $RUNG_DATA or ./data."""
+    path = Path(name)
+    return path if len(path.parts) > 1 or path.is_absolute() else Path(os.environ.get("RUNG_DATA", "data")) / name
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise DataError(
+            f"no data at {path}; prepare it with `rung data RECIPE --name {path.name}`, see `rung data --help`"
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is damaged ({error}); prepare the data again with `rung data --replace`") from error
+    if not isinstance(manifest, dict):
+        raise DataError(f"{file} is damaged (it holds no keys); prepare the data again with `rung data --replace`")
+    if manifest.get("schema") != SCHEMA:
+        raise DataError(f"{path} has schema {manifest.get('schema')}, this rung reads {SCHEMA}; prepare the data again")
+    missing = [name for name, kind in _MANIFEST.items() if not isinstance(manifest.get(name), kind)]
+    if missing:
+        what = ", ".join(missing)
+        raise DataError(f"{file} is damaged (no {what}); prepare the data again with `rung data --replace`")
+    return manifest
+
+
+def _is_replaceable(path: Path) -> bool:
+    return path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))
+
+
+def _map(file: Path, spec: dict[str, Any]) -> np.ndarray:
+    shape = (spec["rows"], *spec["row_shape"])
+    if spec["rows"] == 0:  # an empty file cannot be mapped
+        return np.zeros(shape, dtype=spec["dtype"])
+    return np.memmap(file, dtype=spec["dtype"], mode="r", shape=shape)

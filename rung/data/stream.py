@@ -1,0 +1,51 @@
+"""Windows of a flat array of ids, as a stream.
+
+Each record of a split is tiled by windows of `context` predictions: a row holds context + 1 ids, the next row of the
+same record begins with the last id of this one, and no row crosses a record. So each id but the first of a record is
+predicted exactly once per epoch. The last window of a record is filled up with `pad`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rung.data.store import Store
+from rung.errors import DataError
+from rung.recipe import Arrays, Draw, Stream
+
+
+class Windows(Stream):
+    """Rows {"tokens": (rows, context + 1)} in the type of the store; cast them on the device."""
+
+    def __init__(self, store: Store, split: str, context: int, pad: int = 0, array: str = "tokens") -> None:
+        records = store.split(split)
+        predictions = np.maximum(store.lengths[records] - 1, 0)
+        windows = -(-predictions // context)
+        self.num_rows = int(windows.sum())
+        if self.num_rows == 0:
+            raise DataError(f"split {split!r} of {store.path} has no record with two ids or more; nothing to predict")
+        self.targets_per_row = float(predictions.sum()) / self.num_rows
+        self.fingerprint = f"{store.fingerprint}/{split}/windows-{context}"
+        self.context, self.pad = context, pad
+        self._first_row = np.concatenate(([0], np.cumsum(windows)))
+        self._shift = store.starts[records] - self._first_row[:-1] * context  # row * context + shift is where it starts
+        self._ends = store.starts[records] + store.lengths[records]
+        self._places = np.arange(context + 1)
+        ids = store.arrays[array]
+        if len(ids) < context + 1:  # too small a file to slide over
+            ids = np.concatenate((ids, np.full(context + 1 - len(ids), pad, ids.dtype)))
+        self._ids = ids
+        self._view = np.lib.stride_tricks.sliding_window_view(ids, context + 1)
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        record = self._first_row.searchsorted(ids, side="right") - 1
+        start = ids * self.context + self._shift[record]
+        length = self._ends[record] - start  # of what is left of the record, often more than a row
+        is_short = length <= self.context
+        if not is_short.any():
+            return {"tokens": self._view[start]}
+        rows = self._view[np.minimum(start, len(self._view) - 1)]
+        for i in np.flatnonzero(start >= len(self._view)):  # the few windows that reach past the end of the file
+            rows[i, : length[i]] = self._ids[start[i] : start[i] + length[i]]
+        rows[is_short] = np.where(self._places < length[is_short, None], rows[is_short], self.pad)
+        return {"tokens": rows}
