@@ -1,0 +1,152 @@
+"""Self and cross attention on torch's scaled_dot_product_attention.
+
+A row that may attend to nothing gives zeros, never NaN, on every backend and in the gradient: such a row is let see
+everything and its result is dropped. Which positions may be seen is decided once per forward, in `self_mask` and
+`cross_mask`, not in each layer.
+
+Shapes: B rows, T queries, S keys (cached ones included), M places of a memory, C width of the stream, H query heads,
+K key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rung.errors import DataError
+from rung.nn.init import Projection
+from rung.nn.norms import Norm
+from rung.nn.rope import Angles, rotate
+from rung.nn.shape import Shape
+
+if TYPE_CHECKING:
+    from rung.nn.cache import Cache
+
+
+class Mask(NamedTuple):
+    """Who sees whom. `allow` has no empty row; the rows that were empty are False in `live`."""
+
+    is_causal: bool = False  # where this says it all, the kernels need no tensor
+    allow_B1TS: Tensor | None = None
+    live_B1T1: Tensor | None = None
+
+
+def self_mask(causal: bool, start: int, num_queries: int, mask: Tensor | None, device: torch.device) -> Mask:
+    """`mask` is True where a key is real (B, S), or where query t may see key s (B, T, S); S counts cached keys too."""
+    num_keys = start + num_queries
+    if mask is None and (not causal or num_queries == 1 or start == 0):
+        return Mask(is_causal=causal and num_queries > 1)
+    allow = _by_key_or_pair(mask, num_queries, num_keys, "mask") if mask is not None else None
+    if causal:
+        queries_T1 = torch.arange(start, num_keys, device=device)[:, None]
+        causal_11TS = (torch.arange(num_keys, device=device) <= queries_T1)[None, None]
+        allow = causal_11TS if allow is None else allow & causal_11TS
+    assert allow is not None
+    return Mask(allow_B1TS=allow) if mask is None else _with_live(allow)
+
+
+def cross_mask(memory_mask: Tensor | None, num_queries: int, num_places: int) -> Mask:
+    """`memory_mask` is True where a place of the memory is real (B, M), or where query t may see it (B, T, M)."""
+    if memory_mask is None:
+        return Mask()
+    return _with_live(_by_key_or_pair(memory_mask, num_queries, num_places, "memory_mask"))
+
+
+def attend(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask, scale: float | None, dropout: float) -> Tensor:
+    """softmax(scale q k) v per head; fully masked rows are 0."""
+    if k_BKSD.shape[2] == 0:
+        return q_BHTD * 0.0  # nothing to see; not every backend takes an empty axis
+    num_groups = q_BHTD.shape[1] // k_BKSD.shape[1]
+    # Grouped kernels exist for half precision without a mask; elsewhere torch would fall back to the T x S matrix.
+    has_grouped_kernel = mask.allow_B1TS is None and q_BHTD.dtype in (torch.bfloat16, torch.float16)
+    is_grouped = num_groups > 1 and has_grouped_kernel
+    if num_groups > 1 and not is_grouped:
+        k_BKSD = k_BKSD.repeat_interleave(num_groups, dim=1)
+        v_BKSD = v_BKSD.repeat_interleave(num_groups, dim=1)
+    y_BHTD = F.scaled_dot_product_attention(
+        q_BHTD, k_BKSD, v_BKSD, mask.allow_B1TS, dropout, mask.is_causal, scale=scale, enable_gqa=is_grouped
+    )
+    if mask.live_B1T1 is not None:
+        y_BHTD = y_BHTD.masked_fill(~mask.live_B1T1, 0.0)
+    return y_BHTD
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        self.layer, self.num_heads, self.kv_heads = layer, shape.n_head, shape.kv_heads
+        self.scale, self.dropout = shape.attention_scale, shape.dropout
+        inner, kv = shape.n_head * shape.head_width, shape.kv_heads * shape.head_width
+        self.qkv = Projection(shape.n_embd, (inner, kv, kv), shape.has_attention_bias)
+        self.out = Projection(inner, (shape.n_embd,), shape.has_attention_bias, role="residual")
+        self.q_norm, self.k_norm = _qk_norms(shape)
+
+    def forward(self, x_BTC: Tensor, angles: Angles | None, mask: Mask, cache: Cache | None) -> Tensor:
+        q, k, v = self.qkv(x_BTC).split(self.qkv.parts, dim=-1)
+        q_BHTD, k_BKTD, v_BKTD = _heads(q, self.num_heads), _heads(k, self.kv_heads), _heads(v, self.kv_heads)
+        q_BHTD, k_BKTD = self.q_norm(q_BHTD), self.k_norm(k_BKTD)
+        if angles is not None:
+            q_BHTD, k_BKTD = rotate(q_BHTD, angles), rotate(k_BKTD, angles)
+        if cache is not None:
+            k_BKTD, v_BKTD = cache.extend(self.layer, k_BKTD, v_BKTD)
+        y_BHTD = attend(q_BHTD, k_BKTD, v_BKTD, mask, self.scale, self.dropout if self.training else 0.0)
+        return self.out(y_BHTD.transpose(1, 2).flatten(2))
+
+
+class CrossAttention(nn.Module):
+    """Queries from the stream, keys and values from a memory of another width; carries no positions."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        assert shape.cross_width is not None
+        self.layer, self.num_heads, self.kv_heads = layer, shape.n_head, shape.cross_kv_heads
+        self.scale, self.dropout = shape.attention_scale, shape.dropout
+        inner, kv = shape.n_head * shape.head_width, shape.cross_kv_heads * shape.head_width
+        self.q = Projection(shape.n_embd, (inner,), shape.has_attention_bias)
+        self.kv = Projection(shape.cross_width, (kv, kv), shape.has_attention_bias)
+        self.out = Projection(inner, (shape.n_embd,), shape.has_attention_bias, role="residual")
+        self.q_norm, self.k_norm = _qk_norms(shape)
+
+    def forward(self, x_BTC: Tensor, memory_BMW: Tensor | None, mask: Mask, cache: Cache | None) -> Tensor:
+        q_BHTD = self.q_norm(_heads(self.q(x_BTC), self.num_heads))
+        known = None if cache is None else cache.cross.get(self.layer)
+        k_BKMD, v_BKMD = self._keys_values(memory_BMW) if known is None else known
+        if cache is not None:
+            cache.cross[self.layer] = k_BKMD, v_BKMD
+        y_BHTD = attend(q_BHTD, k_BKMD, v_BKMD, mask, self.scale, self.dropout if self.training else 0.0)
+        return self.out(y_BHTD.transpose(1, 2).flatten(2))
+
+    def _keys_values(self, memory_BMW: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert memory_BMW is not None  # checked by Transformer.hidden
+        k, v = self.kv(memory_BMW).split(self.kv.parts, dim=-1)
+        return self.k_norm(_heads(k, self.kv_heads)), _heads(v, self.kv_heads)
+
+
+def _qk_norms(shape: Shape) -> tuple[nn.Module, nn.Module]:
+    if not shape.qk_norm:
+        return nn.Identity(), nn.Identity()
+    q_norm, k_norm = (Norm(shape.norm, shape.head_width, shape.norm_eps, shape.has_norm_bias) for _ in range(2))
+    return q_norm, k_norm
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, T, heads * D) -> (B, heads, T, D)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _by_key_or_pair(mask: Tensor, num_queries: int, num_keys: int, name: str) -> Tensor:
+    expected = (num_queries, num_keys)[-(mask.dim() - 1) :]
+    if mask.dtype != torch.bool or mask.dim() not in (2, 3) or tuple(mask.shape[1:]) != expected:
+        raise DataError(
+            f"{name} is {mask.dtype} of {tuple(mask.shape)}; it must be bool, (batch, {num_keys}) with True where a "
+            f"key is real, or (batch, {num_queries}, {num_keys}) with True where it may be seen"
+        )
+    return mask[:, None, None] if mask.dim() == 2 else mask[:, None]
+
+
+def _with_live(allow: Tensor) -> Mask:
+    live = allow.any(dim=-1, keepdim=True)
+    return Mask(allow_B1TS=allow | ~live, live_B1T1=live)

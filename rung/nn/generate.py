@@ -1,0 +1,126 @@
+"""Samples from a transformer with a key/value cache.
+
+All randomness comes from the generator that is passed in; weights, modes and the global random state are as before
+afterwards. What ids mean (text, notes, codes) and which grammar they obey is left to the caller.
+
+The one surprising thing: when the context is full, the last half of it is encoded anew and generation goes on from
+there, so a long sample has seen between half a context and a whole one at any point, never less.
+
+Shapes: B rows, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rung.errors import ConfigError, DataError
+from rung.nn.transformer import Transformer
+
+Allowed = Callable[[Tensor], Tensor]  # ids so far (B, T) -> bool (V,) or (B, V), True where an id may come next
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    prompt_ids_BT: Tensor,
+    num_new: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    stop_id: int | None = None,
+    allowed: Allowed | None = None,
+    memory: Tensor | None = None,
+    memory_mask: Tensor | None = None,
+) -> Tensor:
+    """The prompt and up to `num_new` further ids, (B, T + n).
+
+    Temperature 0 is greedy and needs no generator. A row that reached `stop_id` is filled up with it; when every row
+    has, generation ends early.
+    """
+    _check(prompt_ids_BT, temperature, top_k, top_p, generator)
+    limit = model.shape.context_size
+    ids_BT = prompt_ids_BT
+    stopped_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
+    start = max(0, ids_BT.shape[1] - limit)  # the first position in the cache
+    with evaluating(model):
+        cache = model.new_cache(len(ids_BT), limit)
+        pending_BT = ids_BT[:, start:]
+        for _ in range(num_new):
+            if cache.length + pending_BT.shape[1] > limit:
+                start = ids_BT.shape[1] - max(1, limit // 2)
+                cache, pending_BT = model.new_cache(len(ids_BT), limit), ids_BT[:, start:]
+            x_BTC = model.hidden(pending_BT, cache=cache, memory=memory, memory_mask=memory_mask)
+            logits_BV = model.logits(x_BTC[:, -1]).float()
+            if allowed is not None:
+                logits_BV = _restrict(logits_BV, allowed(ids_BT), stopped_B)
+            next_B = choose(logits_BV, temperature, top_k, top_p, generator).to(ids_BT)
+            if stop_id is not None:
+                next_B = next_B.masked_fill(stopped_B, stop_id)
+                stopped_B |= next_B == stop_id
+            pending_BT = next_B[:, None]
+            ids_BT = torch.cat([ids_BT, pending_BT], dim=1)
+            if stop_id is not None and bool(stopped_B.all()):
+                break
+    return ids_BT
+
+
+def choose(
+    logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """One id per row, (B,). top_k is applied before top_p."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=-1)
+    logits_BV = logits_BV / temperature
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    probs_BV = logits_BV.softmax(dim=-1)
+    if top_p is not None and top_p < 1:
+        sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
+        # What comes before an id decides: the one that crosses top_p is kept, so at least one always is.
+        is_out_BV = sorted_BV.cumsum(dim=-1) - sorted_BV >= top_p
+        probs_BV = torch.zeros_like(probs_BV).scatter(-1, order_BV, sorted_BV.masked_fill(is_out_BV, 0.0))
+    assert generator is not None
+    return torch.multinomial(probs_BV.to(generator.device), 1, generator=generator)[:, 0]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; afterwards each module is as it was, also where parts were frozen in eval mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _restrict(logits_BV: Tensor, mask: Tensor, stopped_B: Tensor) -> Tensor:
+    mask_BV = mask.to(logits_BV.device).expand_as(logits_BV)
+    stuck_B = ~mask_BV.any(dim=-1)
+    if bool((stuck_B & ~stopped_B).any()):
+        row = int((stuck_B & ~stopped_B).nonzero()[0])
+        raise DataError(f"the grammar allows no next id in row {row}; let it allow at least one that ends it")
+    return logits_BV.masked_fill(~(mask_BV | stuck_B[:, None]), -torch.inf)
+
+
+def _check(
+    ids_BT: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> None:
+    if ids_BT.dim() != 2 or ids_BT.shape[1] < 1:
+        raise DataError(f"a prompt of shape {tuple(ids_BT.shape)} cannot be continued; give (rows, at least 1 id)")
+    if not 0 <= temperature < float("inf"):
+        raise ConfigError(f"temperature={temperature} must be at least 0; 0 is greedy")
+    if top_k is not None and top_k < 1:
+        raise ConfigError(f"top_k={top_k} must be at least 1; leave it out to allow every id")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"top_p={top_p} must be above 0 and at most 1; leave it out to allow every id")
+    if temperature > 0 and generator is None:
+        raise ConfigError(f"temperature={temperature} draws at random and needs a generator; give one, or 0")

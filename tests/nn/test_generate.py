@@ -1,0 +1,120 @@
+"""If this fails, a sample is not what the model says, or taking one changes the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rung.errors import ConfigError, DataError
+from rung.nn.generate import choose, generate
+from rung.nn.transformer import Shape
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def test_greedy_equals_a_loop_of_full_forwards(variant: Shape, make: Any) -> None:
+    model, prompt, memory = make.model(variant), make.ids(variant, length=3), make.memory(variant)
+    ids = prompt
+    for _ in range(10):
+        ids = torch.cat([ids, model(ids, memory=memory)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(generate(model, prompt, 10, temperature=0, memory=memory), ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [3, 24, 40])
+def test_a_full_context_goes_on_from_its_last_half(make: Any, length: int) -> None:
+    model = make.model(Shape(**make.small))
+    ids = prompt = make.ids(model.shape, length=length)
+    start = max(0, length - 24)
+    for _ in range(45):
+        if ids.shape[1] - start > 24:
+            start = ids.shape[1] - 12
+        ids = torch.cat([ids, model(ids[:, start:])[:, -1:].argmax(-1)], 1)
+    assert torch.equal(generate(model, prompt, 45, temperature=0), ids)
+
+
+def test_only_the_generator_that_was_given_is_used(make: Any) -> None:
+    model = make.model(Shape(**make.small | {"dropout": 0.3})).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    prompt, state = make.ids(model.shape, length=2), torch.get_rng_state()
+    first = generate(model, prompt, 15, temperature=1.0, generator=seeded(1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert torch.equal(first, generate(model, prompt, 15, temperature=1.0, generator=seeded(1)))
+    assert not torch.equal(first, generate(model, prompt, 15, temperature=1.0, generator=seeded(2)))
+    assert torch.equal(first[:, :2], prompt)
+
+
+def test_generation_ends_with_the_stop_id(make: Any) -> None:
+    model = make.model(Shape(**make.small))
+    free = generate(model, make.ids(model.shape, length=2), 20, temperature=1.0, generator=seeded(3))
+    stop = int(free[0, 6])
+    ids = generate(model, free[:, :2], 20, temperature=1.0, generator=seeded(3), stop_id=stop)
+    for row, before in zip(ids, free, strict=True):
+        places = (row[2:] == stop).nonzero()
+        end = int(places[0]) + 2 if len(places) else len(row)
+        assert torch.equal(row[:end], before[:end])
+        assert (row[end:] == stop).all()
+    first = generate(model, free[:1, :2], 1, temperature=0)[0, 2]
+    alone = generate(model, free[:1, :2], 20, temperature=0, stop_id=int(first))
+    assert alone.shape == (1, 3)
+
+
+def test_a_grammar_decides_what_may_come_next(make: Any) -> None:
+    model, calls = make.model(Shape(**make.small)), []
+
+    def alternate(ids: torch.Tensor) -> torch.Tensor:  # an even id after an odd one, and the other way round
+        calls.append(ids.shape[1])
+        return (torch.arange(31) % 2)[None] != ids[:, -1:] % 2
+
+    ids = generate(model, make.ids(model.shape, length=4), 12, temperature=1.5, generator=seeded(0), allowed=alternate)
+    parity = ids[:, 3:] % 2
+    assert (parity[:, 1:] != parity[:, :-1]).all()
+    assert calls == list(range(4, 16))
+    one = torch.arange(31) == 5
+    assert (generate(model, ids, 3, temperature=0, allowed=lambda _: one)[:, -3:] == 5).all()
+    with pytest.raises(DataError, match="allows no next id in row 0"):
+        generate(model, ids, 1, temperature=0, allowed=lambda _: one & ~one)
+
+
+def test_draws_follow_the_distribution_cut_by_top_k_and_top_p() -> None:
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
+    logits = probs.log().expand(20000, 5)
+
+    def shares(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
+        drawn = choose(logits, temperature, top_k, top_p, seeded(0))
+        return torch.bincount(drawn, minlength=5) / len(drawn)
+
+    torch.testing.assert_close(shares(), probs, atol=0.02, rtol=0)
+    torch.testing.assert_close(shares(0.5), probs**2 / (probs**2).sum(), atol=0.02, rtol=0)
+    torch.testing.assert_close(shares(top_k=2), torch.tensor([4 / 7, 3 / 7, 0, 0, 0]), atol=0.02, rtol=0)
+    torch.testing.assert_close(shares(top_p=0.75), torch.tensor([4, 3, 2, 0, 0]) / 9, atol=0.02, rtol=0)
+    assert shares(top_p=1e-6)[0] == 1  # at least the likeliest
+    assert shares(top_k=99)[4] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"), ({"temperature": 1.0}, "needs a generator"),
+        ({"temperature": 0, "top_k": 0}, "top_k=0"), ({"temperature": 0, "top_p": 1.5}, "top_p=1.5"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(make: Any, settings: dict[str, Any], words: str) -> None:
+    model = make.model(Shape(**make.small))
+    with pytest.raises(ConfigError, match=words):
+        generate(model, make.ids(model.shape), 1, **settings)
+
+
+def test_an_empty_prompt_is_refused(make: Any) -> None:
+    model = make.model(Shape(**make.small))
+    with pytest.raises(DataError, match=r"\(1, 0\)"):
+        generate(model, torch.zeros(1, 0, dtype=torch.long), 1, temperature=0)
