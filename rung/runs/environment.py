@@ -1,0 +1,83 @@
+"""What a run ran on: python, packages, processor, memory, GPUs and driver.
+
+Nothing is imported to find out; versions come from the packages' metadata, GPUs from nvidia-smi, and what only torch
+can know is handed in as `device`. The process environment is never stored: it is where people keep their secrets.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_SMI_TIMEOUT_S = 5.0
+
+
+def environment(device: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The contents of env.json."""
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(),
+        "device": device or {},
+        "packages": packages(),
+    }
+
+
+@functools.cache  # 60 ms for 64 packages, and they do not change under a process
+def packages() -> dict[str, str]:
+    """Every installed distribution, by name."""
+    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model", "Hardware")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[dict[str, str]]:
+    """Empty without nvidia-smi, or where it does not answer in time."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    return [{"name": row[0], "driver": row[1], "memory": row[2]} for row in rows if len(row) == 3]

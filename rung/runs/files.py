@@ -1,0 +1,177 @@
+"""Documents that are whole or absent, lines that are whole or skipped, and JSON that keeps NaN.
+
+A line is one unbuffered write to a file opened for
+appending, so a killed process loses nothing that was written. What the documents mean is left to record and query.
+
+The surprising thing: JSON has no NaN, and msgspec writes null for it, which would hide the very rows one looks for.
+They are kept as the strings "NaN", "Infinity" and "-Infinity", and `floats_again` turns them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rung.errors import RunError
+from rung.files import write_whole
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
+_REMEDY = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space or ask for a larger quota",
+    errno.EACCES: "choose a folder you may write to (--runs or RUNG_RUNS)",
+    errno.EPERM: "choose a folder you may write to (--runs or RUNG_RUNS)",
+    errno.EROFS: "choose a folder on a writable disk (--runs or RUNG_RUNS)",
+    errno.ENOTDIR: "choose another folder (--runs or RUNG_RUNS)",
+}
+
+
+def name_of(value: float) -> str:
+    """A non-finite float as it is written."""
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def plain(value: Any) -> Any:
+    """The same value out of dicts, lists, strings, numbers and None, for JSON or YAML; other types become text."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+    item = getattr(value, "item", None)  # a numpy or torch scalar, without importing either
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        return plain(item())
+    return str(value)
+
+
+def named(value: Any) -> Any:
+    """A plain value with every non-finite float replaced by its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return name_of(value)
+    if isinstance(value, dict):
+        return {k: named(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [named(v) for v in value]
+    return value
+
+
+def floats_again(value: Any) -> Any:
+    """The inverse of `named`. A text that is exactly "NaN" comes back as a float: the price of one spelling."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {k: floats_again(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [floats_again(v) for v in value]
+    return value
+
+
+def to_json(value: Any) -> bytes:
+    return _encoder.encode(named(plain(value)))
+
+
+def from_json(data: bytes | str) -> Any:
+    """Raises msgspec.DecodeError (a ValueError) on anything that is not whole JSON."""
+    return floats_again(_decoder.decode(data))
+
+
+def refused(what: str, error: OSError) -> RunError:
+    """One sentence for a disk that said no."""
+    remedy = _REMEDY.get(error.errno or 0, "check the disk")
+    return RunError(f"cannot write {what}: {(error.strerror or str(error)).lower()}; {remedy}.")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, msgspec.json.format(to_json(value), indent=2) + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    return from_json(path.read_bytes())
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time per folder; where a disk knows no locks, atomic mkdir and rename still hold."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+class LineFile:
+    """A file of lines, each appended by one write."""
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
+        self.fd = os.open(path, flags, 0o666)
+        size = os.fstat(self.fd).st_size
+        # A line that an earlier process left unfinished must not swallow our first one.
+        self._is_torn = size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
+
+    def append(self, line: bytes) -> None:
+        """Writes `line`, which ends with a newline, or nothing of it; raises RunError naming the file."""
+        if self._is_torn:
+            line = b"\n" + line
+        written = 0
+        try:
+            written = os.write(self.fd, line)
+            while written != len(line):
+                written += os.write(self.fd, line[written:])
+        except OSError as error:
+            self._take_back(written)
+            raise refused(str(self.path), error) from error
+        self._is_torn = False
+
+    def _take_back(self, written: int) -> None:
+        """Cuts a half-written line off again, so that the file ends with a whole one."""
+        if not written:
+            return
+        self._is_torn = True
+        with contextlib.suppress(OSError):
+            end = os.lseek(self.fd, 0, os.SEEK_CUR)
+            if os.fstat(self.fd).st_size == end:  # else somebody else has appended since
+                os.ftruncate(self.fd, end - written)
+                self._is_torn = False
+
+    def sync(self) -> None:
+        with contextlib.suppress(OSError):
+            os.fdatasync(self.fd)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self.sync()
+            os.close(self.fd)
+            self.fd = -1
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, without a last one that has no newline; none where there is no file."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
+    except FileNotFoundError:
+        return

@@ -1,0 +1,247 @@
+"""Reads runs: finds them by name, lists them, and says honestly how each stands.
+
+Listing reads one run.json per run and nothing else. Rows, events and files are read when asked for. Nothing is changed,
+and nothing is cached: what a Run says about a run in progress was true when it was asked.
+
+The surprising thing: `status` is not the word in run.json. A run that recorded itself as running is checked against the
+process, and may turn out to have vanished (process.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rung.errors import RunError
+from rung.runs.files import from_json, read_json, read_lines
+from rung.runs.metrics import Faults, last_row, read_columns
+from rung.runs.process import Liveness, liveness
+from rung.runs.record import STATUSES, heartbeat_of, read_document
+
+ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
+_REF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:/([0-9]+|last|best))?/?")
+
+
+class Run:
+    """One run on disk. `document` is its run.json."""
+
+    def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        self.path = path
+        self.document = document
+        self.id: str = document["id"]
+
+    @cached_property
+    def _liveness(self) -> Liveness:
+        recorded = str(self.document.get("status"))
+        if recorded != "running":
+            return Liveness(recorded, recorded)
+        return liveness(self.document.get("process"), heartbeat_of(self.path))
+
+    @property
+    def status(self) -> str:
+        """finished, stopped, crashed, diverged; running; vanished: its process is gone; silent: cannot be known."""
+        return self._liveness.word
+
+    @property
+    def status_text(self) -> str:
+        """The status with its reason, in words."""
+        word, text = self._liveness
+        return word if word == text else f"{word} ({text})"
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """step, set, loss and checkpoint of the best eval."""
+        best = self.document.get("best")
+        return best if isinstance(best, dict) else None
+
+    @property
+    def step(self) -> int | None:
+        """The last step that was logged; None before the first."""
+        last = self.document.get("last_step")
+        if self.document.get("status") == "running":
+            row = last_row(self.path / "metrics")
+            last = last if row is None else row["step"]
+        return None if last is None else int(last)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, as a tree."""
+        import yaml  # type: ignore[import-untyped]
+
+        try:
+            tree = yaml.safe_load((self.path / "config.yaml").read_bytes())
+        except (OSError, yaml.YAMLError) as error:
+            raise RunError(f"{self.path / 'config.yaml'} cannot be read: {error}.") from error
+        return tree or {}
+
+    def sources(self) -> dict[str, str]:
+        """Dotted key -> who set it."""
+        return self._json("config.sources.json")
+
+    def data(self) -> dict[str, Any]:
+        return self._json("data.json")
+
+    def environment(self) -> dict[str, Any]:
+        """Of the last attempt."""
+        parts = self.document.get("segments") or [{}]
+        return self._json(parts[-1].get("env") or "env.json")
+
+    def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
+        """Everything that happened, in order, also what a resume did again; broken lines are passed over."""
+        for line in read_lines(self.path / "events.ndjson"):
+            try:
+                event = from_json(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
+                yield event
+
+    def evals(self) -> list[dict[str, Any]]:
+        """step, set, loss and further metrics of the evals that count: what a resume did again replaces what had been.
+
+        An eval event holds `results`, set -> name -> value.
+        """
+        starts = [(s.get("number", 0), s.get("first_step")) for s in self.document.get("segments") or []]
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for event in self.events("eval"):
+            step, segment, results = event.get("step"), event.get("segment", 0), event.get("results")
+            if not isinstance(step, int):
+                continue
+            # An eval at t is about state t, from which a resume at t starts: that one still counts.
+            if any(number > segment and first is not None and step > first for number, first in starts):
+                continue
+            for name, values in results.items() if isinstance(results, dict) else ():
+                found[step, name] = {"step": step, "set": name, **values}
+        return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+    def metrics(self, names: Sequence[str] | None = None, faults: Faults | None = None) -> dict[str, list[Any]]:
+        """Columns over all attempts, with `step`; see metrics.read_columns."""
+        return read_columns(self.path / "metrics", names, faults)
+
+    def checkpoints(self) -> list[str]:
+        """Names of the whole checkpoints, oldest first; one without a manifest is not whole."""
+        names = [p.name for p in _folders(self.path / "checkpoints") if (p / "manifest.json").is_file()]
+        return sorted(names, key=_by_number)
+
+    def samples(self) -> list[Path]:
+        return [p for folder in _folders(self.path / "samples") for p in sorted(folder.iterdir()) if p.is_file()]
+
+    def disk_bytes(self) -> int:
+        """Bytes of all files below the run, hard links counted once."""
+        seen: dict[tuple[int, int], int] = {}
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                try:
+                    stat = os.lstat(os.path.join(folder, name))
+                except OSError:
+                    continue
+                seen[stat.st_dev, stat.st_ino] = stat.st_size
+        return sum(seen.values())
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value = read_json(self.path / name)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read: {error}.") from error
+        return value if isinstance(value, dict) else {}
+
+
+def open_run(ref: str | Path, root: Path) -> Run:
+    """The run of "piano/7", "piano" or "piano/last" (the latest), "piano/best" (lowest best loss), or of a path."""
+    match = _REF.fullmatch(str(ref)) if isinstance(ref, str) else None
+    if match and (root / match[1]).is_dir():
+        return _in_experiment(root, match[1], match[2] or "last")
+    path = Path(ref).expanduser()
+    if (path / "run.json").is_file():
+        return Run(path.resolve(), read_document(path))
+    if match is None and path.exists():
+        raise RunError(f"{path} is not a run: it has no run.json.")
+    raise _unknown(str(ref), root)
+
+
+def list_runs(root: Path, experiment: str | None = None, problems: list[str] | None = None) -> list[Run]:
+    """Every run, by experiment and number. A run that cannot be read is told in `problems`, or raises without it."""
+    if experiment is not None and not (root / experiment).is_dir():
+        raise _unknown(experiment, root)
+    runs: list[Run] = []
+    for name in [experiment] if experiment is not None else experiments(root):
+        for number in _numbers(root / name):
+            path = root / name / str(number)
+            try:
+                runs.append(Run(path, read_document(path)))
+            except RunError as error:
+                if not (path / "run.json").exists():
+                    continue  # being created at this moment, or a start that was killed
+                if problems is None:
+                    raise
+                problems.append(str(error))
+    return runs
+
+
+def experiments(root: Path) -> list[str]:
+    """Folders under `root` with at least one numbered folder."""
+    return [path.name for path in _folders(root) if not path.name.startswith(".") and _numbers(path)]
+
+
+def _in_experiment(root: Path, experiment: str, which: str) -> Run:
+    if which.isdecimal():
+        path = root / experiment / str(int(which))
+        if (path / "run.json").is_file():
+            return Run(path, read_document(path))
+        numbers = _numbers(root / experiment)
+        raise RunError(f"there is no {experiment}/{which}; {experiment} has {_span(numbers)} (rung ls {experiment}).")
+    if which == "last":
+        for number in reversed(_numbers(root / experiment)):
+            path = root / experiment / str(number)
+            if (path / "run.json").is_file():
+                return Run(path, read_document(path))
+        raise RunError(f"{experiment} has no runs under {root} yet.")
+    scored = [(_loss(run), run) for run in list_runs(root, experiment, [])]
+    scored = [(loss, run) for loss, run in scored if math.isfinite(loss)]
+    if not scored:
+        raise RunError(f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment}).")
+    return min(scored, key=lambda pair: pair[0])[1]
+
+
+def _loss(run: Run) -> float:
+    loss = (run.best or {}).get("loss")
+    return float(loss) if isinstance(loss, int | float) else math.nan
+
+
+def _unknown(ref: str, root: Path) -> RunError:
+    known = experiments(root)
+    if not known:
+        return RunError(f"there is no run {ref}: no runs under {root}; name another folder with --runs or RUNG_RUNS.")
+    near = difflib.get_close_matches(ref.split("/")[0], known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the experiments are {', '.join(known[:8])}"
+    return RunError(f"there is no run {ref} under {root}; {hint} (rung ls lists all).")
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no runs"
+    return f"run {numbers[0]}" if len(numbers) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in _folders(folder) if path.name.isdecimal())
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    digits = re.search(r"\d+", name)
+    return (int(digits[0]) if digits else -1, name)

@@ -1,0 +1,355 @@
+"""Writes a run: one folder, `<root>/<experiment>/<n>`, that says what ran and what happened.
+
+A run exists once its run.json does; that file comes last, so a start that fails leaves nothing behind. Numbers are
+claimed by mkdir and never given twice, also after a run was deleted. What the numbers mean is left to the engine, and
+reading to query. For one process, rank 0.
+
+The surprising thing: run.json is read again before each change, under a lock, because `rung note` may have written a
+verdict into it while the run was going on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rung import __version__
+from rung.errors import RunError
+from rung.files import write_whole
+from rung.runs.environment import environment, version_of
+from rung.runs.files import LineFile, locked, plain, read_json, refused, to_json, write_json
+from rung.runs.metrics import MetricsWriter, Number, last_row, next_segment
+from rung.runs.process import HEARTBEAT, liveness, this_process
+from rung.runs.provenance import snapshot
+
+SCHEMA = 1  # raise it when an older reader would misread a run
+STATUSES = ("finished", "stopped", "crashed", "diverged")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_COUNTER = ".last"
+
+
+class Record:
+    """An open run. `create` starts one, `reopen` continues one; `finish` ends it."""
+
+    def __init__(self, path: Path, document: dict[str, Any], segment: int) -> None:
+        self.path = path
+        self.id = str(document["id"])
+        self.segment = segment
+        self.last_step: int | None = document.get("last_step")
+        self._document = document
+        self._metrics = MetricsWriter(path / "metrics", segment)
+        self._events = LineFile(path / "events.ndjson")
+        self._heartbeat = path / HEARTBEAT
+        self._has_rows = False
+        self._next_beat = 0.0
+        self.beat()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        experiment: str,
+        *,
+        recipe: str,
+        preset: str | None,
+        command: list[str],
+        seed: int,
+        config: Mapping[str, Any],
+        sources: Mapping[str, str],
+        derived: Mapping[str, Any],
+        data: Mapping[str, Any],
+        parent: str | None = None,
+        why: str | None = None,
+        tags: Sequence[str] = (),
+        code_root: Path | None = None,
+        device: dict[str, Any] | None = None,
+    ) -> Record:
+        """Claims the next number and writes all that is known before step 0.
+
+        The code below `code_root` is kept with the run; without it none is, and run.json says so.
+        """
+        check_name(experiment)
+        with _claimed(root, experiment) as path:
+            number = int(path.name)
+            write_whole(path / "config.yaml", _yaml(config))
+            write_json(path / "config.sources.json", sources)
+            write_json(path / "data.json", data)
+            write_json(path / "env.json", environment(device))
+            code = _code(path, f"{experiment}/{number}", root, code_root)
+            process, now = this_process(), utc_now()
+            document = {
+                "schema": SCHEMA,
+                "id": f"{experiment}/{number}",
+                "experiment": experiment,
+                "number": number,
+                "parent": parent,
+                "why": why,
+                "verdict": None,
+                "tags": list(tags),
+                "recipe": recipe,
+                "preset": preset,
+                "status": "running",
+                "command": list(command),
+                "seed": seed,
+                "created": now,
+                "ended": None,
+                "versions": versions(),
+                "process": process,
+                "best": None,
+                "last_step": None,
+                "derived": plain(derived),
+                "code": code,
+                "segments": [_segment(0, command, process, now, "env.json", None)],
+            }
+            write_json(path / "run.json", document)
+            record = cls(path, plain(document), segment=0)
+            record._tell_of(code)
+        return record
+
+    @classmethod
+    def reopen(
+        cls,
+        path: Path,
+        *,
+        command: list[str],
+        code_root: Path | None = None,
+        device: dict[str, Any] | None = None,
+    ) -> Record:
+        """Continues a run in a new metrics segment; refuses one that is still running.
+
+        The code is kept again, from the folder it was kept from at the start unless another one is named.
+        """
+        path = path.resolve()
+        read_document(path)  # a folder that is no run gets a sentence of its own
+        try:
+            with locked(path):
+                document = read_document(path)
+                _refuse_running(path, document)
+                number = max(next_segment(path / "metrics"), len(document["segments"]))
+                env_name = f"env.{number}.json"
+                write_json(path / env_name, environment(device))
+                code_root = code_root or _code_root(document)
+                code = _code(path, f"{document['id']}.{number}", path.parent.parent, code_root)
+                process, now = this_process(), utc_now()
+                segment = _segment(number, command, process, now, env_name, code)
+                document |= {"status": "running", "ended": None, "process": process, "last_step": _last_step(path)}
+                document["segments"] = [*document["segments"], segment]
+                write_json(path / "run.json", document)
+                record = cls(path, plain(document), segment=number)
+        except OSError as error:
+            raise refused(str(path), error) from error
+        record._tell_of(code)
+        return record
+
+    def log(self, step: int, values: Mapping[str, Number]) -> None:
+        """One row of metrics: the update from state `step`, or an eval of that state; about 7 us, never buffered."""
+        self._metrics.log(step, values)
+        self.last_step = step
+        if not self._has_rows:
+            self._has_rows = True
+            self._note_first(step)
+        self.beat()
+
+    def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
+        """One line of events.ndjson: an eval, a save, a skip, a finding, a sample, a note."""
+        head: dict[str, Any] = {"kind": kind, "step": step, "unix_s": time.time(), "segment": self.segment}
+        self._events.append(to_json({**head, **fields}) + b"\n")
+
+    def update(self, **fields: Any) -> None:
+        """Replaces fields of run.json; all other fields stay, whoever wrote them."""
+        self._document = amend(self.path, **fields)
+
+    def finish(self, status: str, **fields: Any) -> None:
+        """Says how the run ended: finished, stopped, crashed or diverged."""
+        if status not in STATUSES:
+            raise ValueError(f"{status!r} is not an end of a run; use one of {', '.join(STATUSES)}")
+        self._metrics.sync()
+        self.event("end", step=self.last_step, status=status)
+        self.update(**{"status": status, "ended": utc_now(), "last_step": self.last_step, **fields})
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the files without a word about the end; a run left like this is shown as vanished."""
+        self._metrics.close()
+        self._events.close()
+
+    def beat(self) -> None:
+        """A sign of life for those who look from another machine; cheap, at most one a second reaches the disk."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + 1.0
+        with contextlib.suppress(OSError):  # a full disk is told by the row that does not fit, not by this
+            try:
+                os.utime(self._heartbeat)
+            except FileNotFoundError:
+                self._heartbeat.touch()
+
+    def add_sample(self, step: int, name: str, data: bytes, caption: str = "") -> Path:
+        """Keeps an artifact of state `step` and tells of it in the events."""
+        if not name or name != os.path.basename(name) or name.startswith("."):
+            raise ValueError(f"{name!r} is not a plain file name for a sample")
+        path = self.path / "samples" / f"{step:08d}" / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data)
+        except OSError as error:
+            raise refused(str(path), error) from error
+        self.event("sample", step=step, path=path.relative_to(self.path).as_posix(), caption=caption)
+        return path
+
+    def _note_first(self, step: int) -> None:
+        """Where this segment begins, so that what it supersedes is known without opening the rows."""
+        parts = [dict(part) for part in self._document["segments"]]
+        parts[-1]["first_step"] = step
+        self.update(segments=parts)
+
+    def _tell_of(self, code: Mapping[str, Any] | None) -> None:
+        if code and code.get("warning"):
+            self.event("warning", text=f"code snapshot: {code['warning']}")
+
+
+def amend(path: Path, **fields: Any) -> dict[str, Any]:
+    """Replaces fields of a run's run.json and returns the whole; also for those who are not the run's process."""
+    try:
+        with locked(path):
+            document = {**read_document(path), **plain(fields)}
+            write_json(path / "run.json", document)
+    except OSError as error:
+        raise refused(str(path / "run.json"), error) from error
+    return document
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """run.json as a dict; RunError where it is missing, damaged or of a newer rung."""
+    try:
+        document = read_json(path / "run.json")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{path} is not a run: it has no run.json.") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path / 'run.json'}: {(error.strerror or str(error)).lower()}.") from error
+    except ValueError as error:
+        raise RunError(f"{path / 'run.json'} is damaged: {error}.") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, int):
+        raise RunError(f"{path / 'run.json'} is damaged: it names no schema.")
+    if schema > SCHEMA:
+        words = f"schema {schema}, this one reads up to {SCHEMA}"
+        raise RunError(f"{path} was written by a newer rung ({words}); upgrade rung.")
+    return document
+
+
+def heartbeat_of(path: Path) -> float | None:
+    try:
+        return os.stat(path / HEARTBEAT).st_mtime
+    except OSError:
+        return None
+
+
+def check_name(experiment: str) -> None:
+    """A name has to work as a folder, in a git ref and on the command line."""
+    if not _NAME.fullmatch(experiment) or ".." in experiment or experiment.endswith((".", ".lock")):
+        raise RunError(
+            f"{experiment!r} cannot name an experiment; use up to 100 letters, digits, '.', '_' and '-', "
+            "with a letter or digit first and no '..' or '.lock'."
+        )
+
+
+def versions() -> dict[str, str | None]:
+    return {"rung": __version__, "python": platform.python_version(), "torch": version_of("torch")}
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextlib.contextmanager
+def _claimed(root: Path, experiment: str) -> Iterator[Path]:
+    """A new, empty run folder, removed again when the body fails."""
+    made: list[Path] = []
+    path: Path | None = None
+    try:
+        try:
+            for folder in (root, root / experiment):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    made.append(folder)
+            path = _claim((root / experiment).resolve())
+            yield path
+        except OSError as error:
+            raise refused(f"a run under {root}", error) from error
+    except BaseException:
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+        for folder in reversed(made):  # only if still empty: another run may have started there
+            with contextlib.suppress(OSError):
+                if os.listdir(folder) == [_COUNTER]:
+                    (folder / _COUNTER).unlink()
+                folder.rmdir()
+        raise
+
+
+def _claim(folder: Path) -> Path:
+    with locked(folder):
+        taken = [int(name) for name in os.listdir(folder) if name.isdecimal()]
+        with contextlib.suppress(OSError, ValueError):
+            taken.append(int((folder / _COUNTER).read_text()))
+        number = max(taken, default=0) + 1
+        while True:
+            try:
+                (folder / str(number)).mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                break
+        write_whole(folder / _COUNTER, f"{number}\n".encode())
+    return folder / str(number)
+
+
+def _segment(
+    number: int, command: Sequence[str], process: dict[str, Any], now: str, env: str, code: dict[str, Any] | None
+) -> dict[str, Any]:
+    segment = {"number": number, "started": now, "first_step": None, "command": list(command), "process": process}
+    return {**segment, "env": env, **({"code": code} if code else {})}
+
+
+def _code(path: Path, name: str, root: Path, code_root: Path | None) -> dict[str, Any]:
+    if code_root is None:
+        return {"kind": "none", "reason": "whoever started the run named no folder of code"}
+    code_root, root = code_root.resolve(), root.resolve()
+    # Code that lies inside the runs folder must not be excluded with it; then only the experiment is.
+    exclude = [path.parent] if code_root.is_relative_to(root) else [root]
+    return {**snapshot(code_root, path, name, exclude), "root": str(code_root)}
+
+
+def _code_root(document: Mapping[str, Any]) -> Path | None:
+    root = (document.get("code") or {}).get("root")
+    return Path(root) if root and Path(root).is_dir() else None
+
+
+def _refuse_running(path: Path, document: Mapping[str, Any]) -> None:
+    if document.get("status") != "running":
+        return
+    found = liveness(document.get("process"), heartbeat_of(path))
+    if found.word == "running":
+        raise RunError(f"{document['id']} is still running ({found.text}); stop it first, or start a new run.")
+
+
+def _last_step(path: Path) -> int | None:
+    row = last_row(path / "metrics")
+    return None if row is None else int(row["step"])
+
+
+def _yaml(config: Mapping[str, Any]) -> bytes:
+    import yaml  # type: ignore[import-untyped]  # a quarter of the import time, and only a start needs it
+
+    text: str = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text.encode()
