@@ -1,0 +1,49 @@
+"""Budgets and cadences in whatever unit the user gave, as steps.
+
+Steps, targets and epochs become whole numbers of steps before training starts, so that what is due at step t does not
+depend on how the run got there. Only time is asked of the clock, and it can end a run or ask for a save, an eval or
+samples: none of these changes what is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rung.units import Budget
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one step uses up."""
+
+    rows_per_step: int
+    epoch_rows: int
+    targets_per_row: float
+
+    def steps(self, budget: Budget) -> int | None:
+        """The first of the budget's limits that can be counted, in whole steps; None when it gives only a time."""
+        found = []
+        if budget.steps is not None:
+            found.append(budget.steps)
+        if budget.targets is not None:  # never more than the user allowed
+            found.append(int(budget.targets / (self.rows_per_step * self.targets_per_row)))
+        if budget.epochs is not None:  # the last epoch is finished, so that every row is seen
+            found.append(-(-round(budget.epochs * self.epoch_rows) // self.rows_per_step))
+        return min(found) if found else None
+
+
+class Cadence:
+    """Whether something that recurs is due at a step, by count or by clock."""
+
+    def __init__(self, budget: Budget, rate: Rate, elapsed_s: float) -> None:
+        self._every = None if budget.is_never else rate.steps(budget)
+        if self._every is not None:
+            self._every = max(1, self._every)
+        self._every_s = None if budget.is_never else budget.seconds
+        self._last_s = elapsed_s
+
+    def due(self, step: int, elapsed_s: float) -> bool:
+        if self._every_s is not None and elapsed_s - self._last_s >= self._every_s:
+            self._last_s = elapsed_s
+            return True
+        return self._every is not None and step > 0 and step % self._every == 0

@@ -1,0 +1,273 @@
+"""Puts a run together: from a config and a recipe to everything that `fit` needs.
+
+Each derived quantity is decided here, once, and kept with its reason in `Setup.derived` and `Setup.chosen`; the user's
+own keys are never rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rung.config import Config
+from rung.data.prefetch import Cut, Feed, Origin
+from rung.engine import checkpoint
+from rung.engine.budget import Rate
+from rung.engine.config import SCRATCH, Engine, Lr
+from rung.engine.evaluate import Evaluator
+from rung.engine.flops import count_flops, peak_flops
+from rung.engine.guard import Guard
+from rung.engine.optim import build_optimizers
+from rung.engine.parallel import World, join, share
+from rung.engine.precision import Precision, choose_device
+from rung.engine.schedule import Schedule
+from rung.engine.state import State
+from rung.engine.step import Stepper, Trained
+from rung.errors import CheckpointError, ConfigError
+from rung.recipe import Objective, Recipe, Stream, key_of
+from rung.runs.query import open_run
+
+
+@dataclass
+class Setup:
+    """A run that is ready to start."""
+
+    config: Config
+    cfg: Engine
+    recipe: Recipe
+    world: World
+    precision: Precision
+    streams: Mapping[str, Stream]
+    state: State
+    stepper: Stepper
+    evaluator: Evaluator
+    schedule: Schedule
+    cut: Cut
+    rate: Rate
+    num_steps: int | None  # None when only time ends the run
+    chosen: list[str]  # what was chosen for the user, with the reason, for the header
+    derived: dict[str, Any]
+    flops_per_row: int = 0
+    peak_flops: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def feed(self) -> Feed:
+        progress = self.state.progress
+        return Feed(
+            self.streams["train"],
+            self.cut,
+            self.cfg.seed,
+            self.world.device,
+            self.cfg.system.data_workers,
+            Origin(progress.step, progress.position),
+        )
+
+    def save_extra(self) -> dict[str, Any]:
+        """What a checkpoint says besides its tensors and numbers."""
+        return {
+            "identity": dict(self.recipe.identity()),
+            "config": self.config.tree(),
+            "train_fingerprint": self.streams["train"].fingerprint,
+        }
+
+
+def build(config: Config, recipe_class: type[Recipe], runs_root: Path) -> Setup:
+    cfg: Engine = config.view("engine")
+    device, why_device = choose_device(cfg.system.device)
+    _set_threads(cfg)
+    world = join(device, cfg.ddp.backend)
+    precision = Precision(cfg.system.dtype, world.device)
+    recipe = recipe_class(config.view("recipe"), cfg.seed)
+    streams = recipe.streams()
+    _check_clocks(cfg, world)
+    cut = share(cfg.data.batch_size, cfg.optimizer.gradient_accumulation_steps, world)
+    train = streams["train"]
+    rate = Rate(cut.rows_per_step, train.num_rows, train.targets_per_row)
+
+    torch.manual_seed(key_of(cfg.seed, "weights"))
+    model = _float32(recipe.model()).to(world.device)
+    objectives = list(recipe.objectives(model))
+    trained = [_trained(objective, cfg, world) for objective in objectives]
+    nominal = rate.rows_per_step * rate.targets_per_row
+    setup = Setup(
+        config=config,
+        cfg=cfg,
+        recipe=recipe,
+        world=world,
+        precision=precision,
+        streams=streams,
+        state=State(model, trained, precision.scaler),
+        stepper=Stepper(trained, precision, world, nominal, cfg.optimizer.grad_clip),
+        evaluator=Evaluator(
+            recipe, streams, trained[0], precision, world, cfg.data.batch_size, cfg.eval_iters, cfg.seed
+        ),
+        schedule=_schedule(cfg.lr, rate),
+        cut=cut,
+        rate=rate,
+        num_steps=rate.steps(cfg.optimizer.max_iters),
+        chosen=[],
+        derived={},
+    )
+    _init_weights(setup, runs_root)
+    _count(setup, objectives[0])
+    _explain(setup, why_device)
+    return setup
+
+
+def restore(setup: Setup, path: Path) -> None:
+    """Brings a run back to the state of a checkpoint: the next step will be the one that would have come."""
+    saved = checkpoint.load(path)
+    checkpoint.check_identity(saved, setup.recipe.identity())
+    fingerprint = setup.streams["train"].fingerprint
+    if saved.state["train_fingerprint"] != fingerprint:
+        raise CheckpointError(
+            f"{path} was trained on data {saved.state['train_fingerprint']}, the data here is {fingerprint}; a resumed "
+            "run must see the same data: bring it back, or start a new run with init_from"
+        )
+    checkpoint.load_weights(setup.state.model, saved.weights, path)
+    setup.state.load_tensors(saved.tensors())
+    progress = saved.progress
+    # What is due at this step is done again after a resume, so that its rows stand in one segment of the record.
+    kept = [(s, loss) for s, loss in zip(progress.eval_steps, progress.evals) if s < progress.step]
+    progress.eval_steps, progress.evals = [s for s, _ in kept], [loss for _, loss in kept]
+    setup.state.progress = progress
+
+
+def find_checkpoint(reference: str, runs_root: Path) -> Path:
+    """A checkpoint folder, or a run (its best save, else its last)."""
+    path = Path(reference)
+    if (path / "manifest.json").is_file() or (
+        path.is_dir() and path.name.isdigit() and path.parent.name == "checkpoints"
+    ):
+        return path
+    run = open_run(reference, runs_root)
+    saves = checkpoint.Checkpoints(run.path / "checkpoints")
+    step = saves.best if saves.best is not None else next(reversed(saves.steps()), None)
+    if step is None:
+        raise CheckpointError(f"{run.id} has no whole checkpoint; train it further, or name another run")
+    return saves.at(step)
+
+
+def _check_clocks(cfg: Engine, world: World) -> None:
+    cadences = {
+        "eval_interval": cfg.eval_interval,
+        "sample_interval": cfg.sample_interval,
+        "checkpoint.every": cfg.checkpoint.every,
+    }
+    for name, budget in cadences.items():
+        if world.size > 1 and budget.seconds is not None:
+            raise ConfigError(
+                f"{name}={budget} is a time, on which {world.size} ranks do not agree; give steps or epochs"
+            )
+
+
+def _set_threads(cfg: Engine) -> None:
+    if cfg.system.threads:
+        torch.set_num_threads(cfg.system.threads)
+    if cfg.system.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def _float32(model: nn.Module) -> nn.Module:
+    """Trained weights are float32, whatever made them; frozen ones may be as small as they like."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            parameter.data = parameter.data.float()
+    return model
+
+
+def _trained(objective: Objective, cfg: Engine, world: World) -> Trained:
+    parameters = [p for p in objective.parameters if p.requires_grad]
+    if not parameters:
+        raise ConfigError(f"objective {objective.name} has no parameter to train: everything it names is frozen")
+    optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
+    loss = torch.compile(objective.loss, dynamic=False) if cfg.system.compile else objective.loss
+    return Trained(objective.name, loss, parameters, optimizers, Guard(world.device, optimizers), objective.every)
+
+
+def _schedule(lr: Lr, rate: Rate) -> Schedule:
+    shape = lr.schedule
+    schedule = Schedule(
+        shape=shape if lr.decay_lr else "constant",
+        peak=lr.learning_rate,
+        floor=lr.min_lr,
+        start=lr.warmup_start_lr,
+        warmup_steps=0 if lr.warmup_iters.is_never else rate.steps(lr.warmup_iters) or 0,
+        decay_steps=rate.steps(lr.lr_decay_iters) or 0,
+        wsd_decay_fraction=lr.wsd_decay_fraction,
+        plateau_factor=lr.plateau_factor,
+        plateau_patience=lr.plateau_patience,
+    )
+    if schedule.shape in ("cosine", "linear", "wsd") and schedule.decay_steps <= schedule.warmup_steps:
+        raise ConfigError(
+            f"lr.warmup_iters={lr.warmup_iters} is {schedule.warmup_steps} steps, but "
+            f"lr.lr_decay_iters={lr.lr_decay_iters} ends the schedule after {schedule.decay_steps}; "
+            "shorten the warm-up or lengthen the run"
+        )
+    return schedule
+
+
+def _init_weights(setup: Setup, runs_root: Path) -> None:
+    if setup.cfg.init_from in SCRATCH:
+        return
+    path = find_checkpoint(setup.cfg.init_from, runs_root)
+    saved = checkpoint.load(path)
+    checkpoint.check_identity(saved, setup.recipe.identity())
+    checkpoint.load_weights(setup.state.model, saved.weights, path)
+    setup.chosen.append(f"weights from {path} (step {saved.step})")
+
+
+def _count(setup: Setup, objective: Objective) -> None:
+    """FLOPs of a row, on the first row of the data, before anything is compiled or trained."""
+    feed = Feed(setup.streams["train"], Cut(1, 1), setup.cfg.seed, setup.world.device, 0)
+    micro = feed.take(0)[0]
+    setup.flops_per_row = count_flops(objective, micro.batch, micro.draw)
+    setup.peak_flops = peak_flops(setup.world.device, setup.precision.name)
+
+
+def _explain(setup: Setup, why_device: str) -> None:
+    cfg, rate, world = setup.cfg, setup.rate, setup.world
+    num_parameters = sum(p.numel() for p in setup.state.model.parameters())
+    setup.derived |= {
+        "parameters": num_parameters,
+        "trained_parameters": sum(p.numel() for o in setup.state.objectives for p in o.parameters),
+        "rows_per_step": rate.rows_per_step,
+        "targets_per_row": rate.targets_per_row,
+        "epoch_rows": rate.epoch_rows,
+        "num_steps": setup.num_steps,
+        "warmup_steps": setup.schedule.warmup_steps,
+        "decay_steps": setup.schedule.decay_steps,
+        "flops_per_row": setup.flops_per_row,
+        "device": str(world.device) if world.device.type != "cuda" else torch.cuda.get_device_name(world.device),
+        "dtype": setup.precision.name,
+        "num_ranks": world.size,
+        "threads": torch.get_num_threads(),
+    }
+    device = setup.derived["device"]
+    peak = (
+        f"peak {setup.peak_flops / 1e12:.0f} TFLOP/s {setup.precision.name}"
+        if setup.peak_flops
+        else "peak unknown, no mfu"
+    )
+    setup.chosen.append(
+        f"{device}{f' ({why_device})' if why_device else ''}, ranks {world.size}, "
+        f"{torch.get_num_threads()} threads, {setup.precision.name}"
+        f"{f' ({setup.precision.reason})' if setup.precision.reason else ''}, {peak}"
+    )
+    targets = rate.rows_per_step * rate.targets_per_row
+    setup.chosen.append(
+        f"{rate.rows_per_step} rows a step ({cfg.data.batch_size} x {cfg.optimizer.gradient_accumulation_steps}), "
+        f"about {targets:.0f} targets; an epoch is {rate.epoch_rows / rate.rows_per_step:.1f} steps; "
+        f"{setup.flops_per_row / max(rate.targets_per_row, 1e-9) / 1e6:.3g} MFLOP a target, attention counted in full"
+    )
+    exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
+    setup.chosen.append(f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps")
+    setup.data |= {
+        name: {"fingerprint": s.fingerprint, "rows": s.num_rows, "baselines": dict(s.baselines)}
+        for name, s in setup.streams.items()
+    }

@@ -1,0 +1,134 @@
+"""The keys of the engine: everything that is the same for every recipe. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rung.config import key, section
+from rung.units import Budget
+
+
+@dataclass
+class System:
+    device: str = key("auto", "Where to train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "auto",
+        "Precision of forward and backward; weights stay float32. auto: bfloat16 on a GPU that has it, else float32.",
+    )
+    compile: bool = key(False, "Compile each objective's loss, model included, with torch.compile.")
+    data_workers: int = key(1, "Threads that gather batches ahead of the step; 0 gathers in the step itself.", low=0)
+    threads: int = key(0, "CPU threads of torch; 0 leaves torch's own choice.", low=0)
+    deterministic: bool = key(
+        False, "Ask torch for deterministic kernels; slower on a GPU, no effect on most CPU work."
+    )
+
+
+@dataclass
+class Ddp:
+    backend: Literal["auto", "nccl", "gloo"] = key(
+        "auto", "How ranks talk under torchrun; auto: nccl on GPUs, else gloo."
+    )
+
+
+@dataclass
+class Data:
+    batch_size: int = key(32, "Rows in one forward pass.", low=1)
+
+
+@dataclass
+class Optimizer:
+    name: Literal["adamw", "muon"] = key("adamw", "adamw, or muon for the hidden matrices with adamw for the rest.")
+    gradient_accumulation_steps: int = key(
+        1, "Forward passes of batch_size rows in one step, over all ranks together.", low=1
+    )
+    max_iters: Budget = key(
+        "2000", "Length of the run: steps, tokens, epochs or time; with several the first due ends it."
+    )
+    weight_decay: float = key(0.1, "Decoupled decay of matrices and embeddings; biases and norms have none.", low=0)
+    grad_clip: float = key(1.0, "Largest gradient norm of a step; larger ones are scaled down to it; 0 = never.", low=0)
+    beta1: float = key(0.9, "Decay of the first moment.", low=0, high=1)
+    beta2: float = key(0.95, "Decay of the second moment.", low=0, high=1)
+    eps: float = key(1e-8, "Added to the root of the second moment.", low=1e-30)
+    momentum: float = key(0.95, "Momentum of muon.", low=0, high=1)
+
+
+@dataclass
+class Lr:
+    learning_rate: float = key(1e-3, "Peak learning rate.", low=0)
+    min_lr: float = key(0.0, "Learning rate at the end of the decay, and after it.", low=0)
+    warmup_iters: Budget = key("100", "Length of the linear rise to learning_rate; steps, tokens or epochs; 0 = none.")
+    warmup_start_lr: float = key(0.0, "Learning rate of step 0, where the rise begins.", low=0)
+    decay_lr: bool = key(True, "Whether the rate falls after the warm-up; false keeps it at learning_rate.")
+    lr_decay_iters: Budget = key(
+        "${optimizer.max_iters}", "Where the decay ends, counted from step 0; a run may end before."
+    )
+    schedule: Literal["cosine", "linear", "wsd", "plateau", "constant"] = key(
+        "cosine", "Shape of the fall; wsd holds, then falls at the end; plateau falls when eval stops improving."
+    )
+    wsd_decay_fraction: float = key(0.2, "Share of the horizon in which wsd falls.", low=0, high=1)
+    plateau_factor: float = key(0.5, "What plateau multiplies the rate by.", low=0, high=1)
+    plateau_patience: int = key(3, "Evals without a new best before plateau lowers the rate.", low=1)
+
+    def check(self) -> Iterator[str]:
+        if self.min_lr > self.learning_rate:
+            yield f"lr.min_lr={self.min_lr:g} is above lr.learning_rate={self.learning_rate:g}; change one of them"
+        if self.warmup_start_lr > self.learning_rate:
+            yield f"lr.warmup_start_lr={self.warmup_start_lr:g} is above lr.learning_rate={self.learning_rate:g}"
+        if self.warmup_iters.seconds is not None:
+            yield f"lr.warmup_iters={self.warmup_iters} is a time; a rate must not depend on the clock: give steps"
+
+
+@dataclass
+class Checkpoint:
+    every: Budget = key(
+        "1000", "Distance between saves: steps, tokens, epochs or time; 0 = only the best and the last."
+    )
+    keep: int = key(
+        2, "How many of those to keep; the best, the last and pinned ones are always kept; 0 keeps all.", low=0
+    )
+    best: bool = key(True, "Save whenever the first eval set has a new lowest loss.")
+
+
+@dataclass
+class Logging:
+    log_interval: int = key(
+        10, "Steps between lines where there is no terminal; the record always has every step.", low=1
+    )
+
+
+@dataclass
+class Engine:
+    """The root of the engine's keys."""
+
+    seed: int = key(1337, "Start of every random stream: weights, order of the data, dropout, samples.", low=0)
+    init_from: str = key(
+        "scratch_next_token",
+        "Initial weights: scratch_next_token, a checkpoint folder, or a run such as piano/7 (its best).",
+    )
+    system: System = section(System, "The machine.")
+    ddp: Ddp = section(Ddp, "Several processes under torchrun.")
+    data: Data = section(Data, "Batches.")
+    optimizer: Optimizer = section(Optimizer, "The update.")
+    lr: Lr = section(Lr, "The learning rate, a function of the step over the declared horizon.")
+    eval_interval: Budget = key("250", "Distance between evals: steps, tokens, epochs or time; 0 = only at the end.")
+    eval_iters: int = key(0, "Batches per eval, spread evenly over the fixed set; 0 = the whole set.", low=0)
+    eval_only: bool = key(False, "Evaluate init_from on every eval set, write the result, train nothing.")
+    sample_interval: Budget = key("0", "Distance between samples during training; 0 = only at the end.")
+    checkpoint: Checkpoint = section(Checkpoint, "Saves.")
+    logging: Logging = section(Logging, "What is shown.")
+
+    def check(self) -> Iterator[str]:
+        if self.eval_only and self.init_from in SCRATCH:
+            yield f"eval_only=true needs weights, but init_from={self.init_from}; name a run or a checkpoint"
+        horizon = self.lr.lr_decay_iters
+        falls = self.lr.decay_lr and self.lr.schedule in ("cosine", "linear", "wsd")
+        if falls and horizon.steps is None and horizon.targets is None and horizon.epochs is None:
+            yield (
+                f"lr.schedule={self.lr.schedule} falls over lr.lr_decay_iters={horizon}, which is a time: the rate "
+                "would depend on the clock; give lr.lr_decay_iters in steps, tokens or epochs, or set lr.decay_lr=false"
+            )
+
+
+SCRATCH = ("scratch", "scratch_next_token")

@@ -1,0 +1,101 @@
+"""Exact averages over a fixed set, with the loss of training.
+
+Sums and counts are added over the whole set (and all ranks) and divided once, so the result does not depend on the
+batch size. Nothing of the run is touched: weights stay, the model's mode comes back, random numbers are keyed by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from rung.data.prefetch import to_device
+from rung.engine.parallel import World
+from rung.engine.precision import Precision
+from rung.engine.step import Trained, seed_torch
+from rung.recipe import Draw, Recipe, Stream
+
+EVAL_STEP = -1  # the step of eval draws: an eval is the same whenever it happens
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; each module gets back the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class Evaluator:
+    """Evaluates a model on every eval stream of a recipe."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        streams: Mapping[str, Stream],
+        objective: Trained,
+        precision: Precision,
+        world: World,
+        batch_size: int,
+        eval_iters: int,
+        seed: int,
+    ) -> None:
+        self._recipe, self._objective, self._precision, self._world = recipe, objective, precision, world
+        self._batch_size, self._eval_iters, self._seed = batch_size, eval_iters, seed
+        self._dtype = torch.float32 if world.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        self.streams = {name: stream for name, stream in streams.items() if name != "train"}
+
+    def run(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        """{set: {"loss": .., part: .., "targets": ..}}, sets in the recipe's order."""
+        with eval_mode(model):
+            return {name: self._one(model, stream) for name, stream in self.streams.items()}
+
+    def rows(self, stream: Stream) -> np.ndarray:
+        """The fixed rows of this set: all, or `eval_iters` batches spread evenly over it."""
+        wanted = self._eval_iters * self._batch_size
+        if not wanted or wanted >= stream.num_rows:
+            return np.arange(stream.num_rows)
+        return np.arange(wanted) * stream.num_rows // wanted
+
+    def _one(self, model: nn.Module, stream: Stream) -> dict[str, float]:
+        totals: dict[str, torch.Tensor] = {}
+        rows = self.rows(stream)
+        for start in range(self._world.rank * self._batch_size, len(rows), self._world.size * self._batch_size):
+            places = np.arange(start, min(start + self._batch_size, len(rows)))
+            draw = Draw(self._seed, EVAL_STEP, places)
+            batch, _ = to_device(stream.gather(rows[places], draw), self._world.device)
+            seed_torch("eval", draw)
+            with self._precision.autocast():
+                loss = self._objective.loss(batch, draw)
+                measured = self._recipe.measure(model, batch)
+            for name, pair in {"loss": (loss.sum, loss.count), **loss.parts, **measured}.items():
+                value = torch.stack([x.detach().to(self._dtype).reshape(()) for x in pair])
+                totals[name] = totals[name] + value if name in totals else value
+        return self._divide(totals, list(totals))
+
+    def _divide(self, totals: dict[str, torch.Tensor], names: list[str]) -> dict[str, float]:
+        names = self._same_names(names)
+        zero = torch.zeros(2, dtype=self._dtype, device=self._world.device)
+        packed = self._world.sum_(torch.stack([totals.get(name, zero) for name in names]))
+        result = {
+            name: value / count if count else float("nan") for name, (value, count) in zip(names, packed.tolist())
+        }
+        result["targets"] = packed[names.index("loss")][1].item()
+        return result
+
+    def _same_names(self, names: list[str]) -> list[str]:
+        """A rank without rows has seen no part; all ranks must sum the same ones."""
+        if self._world.size == 1:
+            return names
+        gathered: list[list[str]] = [[] for _ in range(self._world.size)]
+        torch.distributed.all_gather_object(gathered, names)
+        return list(dict.fromkeys(name for some in gathered for name in some))

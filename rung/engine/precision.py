@@ -1,0 +1,58 @@
+"""In which numbers to compute. Weights are float32 whatever a checkpoint says; only forward and backward may be lower.
+
+float16 needs a scaler, whose skipped steps are calibration and not failures; bfloat16 and float32 need none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from rung.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """The device and, where it was chosen for the user, the reason."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda"), "auto: a GPU is there"
+        return torch.device("cpu"), "auto: no GPU found"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"system.device={name} is not a device; use auto, cpu, cuda, cuda:0 or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"system.device={name}, but this machine shows {torch.cuda.device_count()} GPUs to torch; use auto or cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("system.device=mps, but torch finds no Apple GPU here; use auto or cpu")
+    return device, ""
+
+
+class Precision:
+    """The autocast of forward and loss, and the scaler when there is one."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.reason = ""
+        if name == "auto":
+            has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            name = "bfloat16" if has_bf16 else "float32"
+            self.reason = f"auto: {'this GPU has it' if has_bf16 else f'on {device.type}'}"
+        self.name = name
+        self.device_type = device.type
+        self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
+
+    def scale(self) -> torch.Tensor | None:
+        """What float16 losses are multiplied by, as a tensor: asking the scaler for a number would wait for the GPU."""
+        current = getattr(self.scaler, "_scale", None)
+        return current.clone() if current is not None else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.name == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device_type, DTYPES[self.name])

@@ -1,0 +1,63 @@
+"""Brings a step's numbers from the device to the record without making the device wait.
+
+A step leaves its scalars as tensors. Here they are packed into one, copied in the background and read a step or two
+later, when the copy is done. On the CPU there is nothing to wait for and the row is ready at once. Non-finite numbers
+are passed on as they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_LAG = 4  # steps a row may stay unread before the host waits for it
+
+
+class _Pending(NamedTuple):
+    step: int
+    host: dict[str, float]
+    names: list[str]
+    values: Tensor
+    copied: torch.cuda.Event | None
+
+
+class Signals:
+    def __init__(self) -> None:
+        self._pending: deque[_Pending] = deque()
+
+    def push(self, step: int, host: Mapping[str, float], device: Mapping[str, Tensor]) -> None:
+        packed = torch.stack([value.detach().float().reshape(()) for value in device.values()])
+        copied = None
+        if packed.device.type == "cuda":
+            packed = packed.to("cpu", non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        self._pending.append(_Pending(step, dict(host), list(device), packed, copied))
+
+    def ready(self, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
+        """Rows whose numbers have arrived, oldest first."""
+        while self._pending:
+            row = self._pending[0]
+            if row.copied is not None and not row.copied.query():
+                if not wait and len(self._pending) <= MAX_LAG:
+                    return
+                row.copied.synchronize()
+            self._pending.popleft()
+            yield row.step, {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}
+
+
+def _divide(values: dict[str, float]) -> dict[str, float]:
+    """Each name/sum and name/count becomes name, their quotient; counts of the losses themselves are kept."""
+    row: dict[str, float] = {}
+    for name, value in values.items():
+        if name.endswith("/sum"):
+            count = values[f"{name[:-4]}/count"]
+            row[name[:-4]] = value / count if count else 0.0
+        elif not name.endswith("/count"):
+            row[name] = value
+    row["targets"] = values.get("loss/count", 0.0)
+    return row
