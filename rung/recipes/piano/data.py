@@ -1,0 +1,388 @@
+"""Prepares piano data: a folder of MIDI files, or the Bach scores that come in a pip wheel, become a store of tokens.
+
+A record is <CLS> and the events between two long pauses. All records of a piece go to one split, and a record of the
+training split that also occurs elsewhere is taken out. Nothing vanishes silently: every note that was read is in the
+store or in one of the counts of the manifest, and every file that could not be read is named there.
+
+The one surprising thing is what a piece is: what a table beside the files says (composer and title), else the folder of
+a composer/piece/performance tree, else the file. A coarser piece is safe, a finer one leaks.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rung import units
+from rung.data.store import StoreWriter
+from rung.data.wheel import MUSIC21
+from rung.errors import ConfigError, DataError
+from rung.recipe import key_of
+from rung.recipes.piano.midi import read_midi
+from rung.recipes.piano.musicxml import read_musicxml
+from rung.recipes.piano.notes import from_zero, in_range, quantise, split_at_pauses
+from rung.recipes.piano.tokenizer import CLS, VOCAB_SIZE, Tokenizer
+
+Report = Callable[[str, int, int], None]
+
+SPLITS = ("train", "validation", "test")
+HELD_OUT = 0.05  # of the pieces, for validation and again for test
+SUFFIXES = (".mid", ".midi")
+# Scores in the wheel that share more than half of their runs of 24 intervals: one piece, so that none tests the other.
+SAME_MUSIC = {
+    "bwv398": "bwv197.7", "bwv279": "bwv158.4", "bwv244.17": "bwv244.15",
+    "bwv280": "bwv176.6", "bwv227.11": "bwv227.1", "bwv274": "bwv62.6",
+}  # fmt: skip
+FEW_FILES = 10  # a folder with more performances than that is taken for a composer or a year
+LONGEST_NOTE_S = 600.0  # beyond it a file is damaged: no key is held for ten minutes
+
+
+class Listing(NamedTuple):
+    """What is known of a file before it is read."""
+
+    piece: str
+    composer: str
+    split: str | None = None  # where its publisher put it
+
+
+@dataclass(frozen=True)
+class Take:
+    """One performance or score, not yet read."""
+
+    source: str  # how people find it again
+    piece: str
+    composer: str
+    read: Callable[[], np.ndarray]
+    split: str | None = None
+
+
+@dataclass
+class Record:
+    take: Take
+    ids: np.ndarray
+    num_notes: int
+    seconds: float
+    split: str = ""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.ids.tobytes(), digest_size=8).hexdigest()
+
+
+COUNTED = (
+    "read_notes", "outside_notes", "merged_notes", "short_records", "short_notes",
+    "duplicate_records", "duplicate_notes", "repeats_kept",
+)  # fmt: skip
+
+
+@dataclass
+class Account:
+    """Where everything went that is not in the store."""
+
+    quarantined: list[dict[str, str]] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+
+
+def prepare(
+    source: Path | None,
+    out: Path,
+    *,
+    pause_detection_threshold: float = 4.0,
+    seed: int = 0,
+    name: str = "",
+    replace: bool = False,
+    report: Report | None = None,
+) -> str:
+    """Writes the store and returns what a person wants to know of it."""
+    if not 0 <= pause_detection_threshold < math.inf:
+        raise ConfigError(
+            f"dataset.pause_detection_threshold={pause_detection_threshold} is not a time; "
+            "give seconds, or 0 to split nowhere"
+        )
+    with StoreWriter(out, kind="piano", replace=replace) as writer:  # first: a name that is taken is found at once
+        account = Account()
+        takes = _bach_scores(report) if source is None else _midi_files(Path(source), account)
+        records = _read(takes, pause_detection_threshold, account, report)
+        _assign_splits(records, seed)
+        records = _without_leaks(records, account)
+        settings = {"pause_detection_threshold": pause_detection_threshold, "seed": seed}
+        origin = f"{MUSIC21.filename} (Bach)" if source is None else Path(source).resolve().name
+        return _write(writer, records, account, {"name": name, "settings": settings, "source": origin})
+
+
+# Sources
+
+
+def _bach_scores(report: Report | None) -> list[Take]:
+    MUSIC21.fetch(report)
+    takes = []
+    for name, data in MUSIC21.read(lambda n: n.startswith("music21/corpus/bach/") and n.endswith((".mxl", ".xml"))):
+        stem = PurePosixPath(name).stem
+        piece = stem.split("-")[0]  # bwv18.5-lz and bwv18.5-w are two versions of one chorale
+        piece = SAME_MUSIC.get(piece, piece)
+        takes.append(Take(f"bach/{PurePosixPath(name).name}", f"Bach/{piece}", "Bach", partial(read_musicxml, data)))
+    return takes
+
+
+def _midi_files(folder: Path, account: Account) -> list[Take]:
+    if not folder.exists():
+        raise DataError(f"there is no folder {folder}; pass --from a folder that has MIDI files (*.mid, *.midi).")
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; pass --from the folder that it lies in.")
+    found = [p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+    files = sorted((p for p in found if p.is_file()), key=lambda path: _shown(path.relative_to(folder)))
+    if not files:
+        raise DataError(f"no MIDI files under {folder} (looked for *.mid, *.midi); pass --from a folder that has some.")
+    table, listings = _table(folder)
+    by_place = _by_place(files)
+    takes = []
+    for path in files:
+        shown, listing = _shown(path.relative_to(folder)), listings.pop(path.resolve(), None)
+        if listing is None and table is not None and table.name.startswith("maestro"):
+            account.quarantined.append({"file": shown, "reason": f"not listed in {table.name}"})
+            continue
+        piece, composer, split = listing or by_place[path]
+        takes.append(Take(shown, piece, composer, partial(read_midi, path), split))
+    if table is not None and table.parent == folder:
+        missing = [{"file": _shown(path), "reason": f"listed in {table.name}, but missing"} for path in listings]
+        account.quarantined += missing
+    return takes
+
+
+def _by_place(files: list[Path]) -> dict[Path, Listing]:
+    """Piece and composer of files that no table lists, told from where they lie.
+
+    A folder is a piece when it lies below another one (composer/piece), or when the folders hold so few files each that
+    they are rather pieces than composers. Else each file is. Folders inside a piece belong to it.
+    """
+    top = Path(os.path.commonpath([path.parent for path in files]))
+    holding = {path.parent for path in files} - {top}
+    home = {path: next((f for f in reversed(path.parents) if f in holding), top) for path in files}
+    shallow = Counter(folder for folder in home.values() if folder.parent == top and folder != top)
+    are_pieces = bool(shallow) and sum(shallow.values()) <= FEW_FILES * len(shallow)
+    listings = {}
+    for path in files:
+        parts = home[path].relative_to(top).parts
+        is_piece = len(parts) >= 2 or (len(parts) == 1 and are_pieces)
+        piece = home[path] if is_piece else path if path.parent in (home[path], top) else path.parent
+        composer = "" if not parts or (len(parts) == 1 and are_pieces) else _shown(Path(parts[0]))
+        listings[path] = Listing(_shown(piece.relative_to(top)), composer)
+    return listings
+
+
+def _shown(path: Path) -> str:
+    """The path as text on every system, also where a name is not valid text."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
+
+
+def _table(folder: Path) -> tuple[Path | None, dict[Path, Listing]]:
+    """The publisher's table, in the folder or right above it: MAESTRO's, or one with composer, title and midi."""
+    for place in (folder, folder.parent):
+        for table in [*sorted(place.glob("maestro-v*.csv"), reverse=True), place / "metadata.csv"]:
+            if table.is_file() and (listings := _listings(table)):
+                return table, listings
+    return None, {}
+
+
+def _listings(table: Path) -> dict[Path, Listing]:
+    is_maestro = table.name.startswith("maestro")
+    columns = ("composer", "title", "midi")
+    if is_maestro:
+        columns = ("canonical_composer", "canonical_title", "midi_filename")
+    listings: dict[Path, Listing] = {}
+    try:
+        with table.open(encoding="utf-8-sig", errors="replace", newline="") as handle:
+            reader = csv.DictReader(handle)
+            missing = {*columns, *(["split"] if is_maestro else [])} - set(reader.fieldnames or ())
+            if missing and is_maestro:
+                raise DataError(f"{table} has no column {min(missing)}; mend it, or remove it to split by piece")
+            if missing:
+                return {}  # a metadata.csv of somebody else
+            for row in reader:
+                composer, title, file = (row[column] or "" for column in columns)
+                split = row["split"] if is_maestro else None
+                if split is not None and split not in SPLITS:
+                    raise DataError(f"{table} has split {split!r} for {file}; it can be {', '.join(SPLITS)}")
+                listings[(table.parent / file).resolve()] = Listing(f"{composer}/{title}", composer, split)
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read {table}: {error}; mend it, or remove it to split by piece") from error
+    return listings
+
+
+# Records
+
+
+def _read(takes: list[Take], threshold_s: float, account: Account, report: Report | None) -> list[Record]:
+    records: list[Record] = []
+    for number, take in enumerate(takes):
+        if report is not None:
+            report("reading", number, len(takes))
+        try:
+            notes = take.read()
+            _check(notes)
+        except DataError as error:
+            account.quarantined.append({"file": take.source, "reason": str(error)})
+            continue
+        account.dropped["read_notes"] += len(notes)
+        notes, num_outside = in_range(notes)
+        account.dropped["outside_notes"] += num_outside
+        for segment in split_at_pauses(notes, threshold_s):
+            records += _record(take, segment, account)
+    if report is not None:
+        report("reading", len(takes), len(takes))
+    if not records:
+        why = f"; the first: {account.quarantined[0]['reason']}" if account.quarantined else ""
+        raise DataError(
+            f"nothing to learn from in {len(takes)} files: {len(account.quarantined)} could not be used{why}; "
+            "pass --from a folder that has MIDI files with notes in 21..108."
+        )
+    return records
+
+
+def _check(notes: np.ndarray) -> None:
+    if len(notes) == 0:
+        raise DataError("holds no notes")
+    longest_s = float((notes["end"] - notes["start"]).max())
+    if longest_s > LONGEST_NOTE_S:
+        raise DataError(f"holds a note of {longest_s:.0f} s, more than {LONGEST_NOTE_S:.0f} s: the file is damaged")
+
+
+def _record(take: Take, segment: np.ndarray, account: Account) -> list[Record]:
+    """One record, or none when fewer than two notes are left."""
+    notes = quantise(from_zero(segment))
+    account.dropped["merged_notes"] += len(segment) - len(notes)
+    if len(notes) < 2:
+        account.dropped["short_records"] += 1
+        account.dropped["short_notes"] += len(notes)
+        return []
+    ids = np.concatenate([np.array([CLS], dtype=np.uint16), Tokenizer().encode(notes)])
+    return [Record(take, ids, len(notes), float(notes["end"].max()))]
+
+
+def _assign_splits(records: list[Record], seed: int) -> None:
+    """The publisher's split where there is one; else by piece, in an order that only the seed and the name decide."""
+    pieces = {record.take.piece for record in records if record.take.split is None}
+    order = sorted(pieces, key=lambda piece: (key_of(seed, "split", piece), piece))
+    num_held = max(1, round(HELD_OUT * len(order))) if len(order) >= 3 else 0
+    split_of = dict.fromkeys(order, "train")
+    split_of |= dict.fromkeys(order[:num_held], "validation") | dict.fromkeys(order[num_held : 2 * num_held], "test")
+    if len(order) == 2:
+        split_of[order[0]] = "validation"
+    for record in records:
+        record.split = record.take.split or split_of[record.take.piece]
+
+
+def _without_leaks(records: list[Record], account: Account) -> list[Record]:
+    """Takes records out of train that are also in validation or test, and out of validation that are also in test."""
+    digests = {split: {r.digest for r in records if r.split == split} for split in SPLITS}
+    elsewhere = {
+        "train": digests["validation"] | digests["test"],
+        "validation": digests["test"],
+        "test": set[str](),
+    }
+    kept = [record for record in records if record.digest not in elsewhere[record.split]]
+    account.dropped["duplicate_records"] = len(records) - len(kept)
+    account.dropped["duplicate_notes"] = sum(r.num_notes for r in records) - sum(r.num_notes for r in kept)
+    account.dropped["repeats_kept"] = len(kept) - len({(record.split, record.digest) for record in kept})
+    if not any(record.split == "train" for record in kept):
+        raise DataError(
+            f"no record is left to train on: {account.dropped['duplicate_records']} of {len(records)} are copies of "
+            "held-out ones; pass --from a folder with more than one distinct piece."
+        )
+    return kept
+
+
+# Writing and telling
+
+
+def _write(writer: StoreWriter, records: list[Record], account: Account, info: dict[str, Any]) -> str:
+    tokenizer = Tokenizer()
+    histogram = {split: np.zeros(VOCAB_SIZE, dtype=np.int64) for split in SPLITS}
+    writer.array("tokens", np.uint16)
+    writer.check_ids(VOCAB_SIZE - 1, "tokens")
+    for record in records:
+        take, start = record.take, writer.append("tokens", record.ids)
+        histogram[record.split] += np.bincount(record.ids, minlength=VOCAB_SIZE)
+        writer.record(
+            split=record.split, start=start, length=len(record.ids), piece=take.piece, composer=take.composer,
+            source=take.source, notes=record.num_notes, seconds=round(record.seconds, 2), digest=record.digest,
+        )  # fmt: skip
+    counts = {split: _counts(r for r in records if r.split == split) for split in SPLITS}
+    places: dict[str, set[str]] = {}
+    for record in records:
+        places.setdefault(record.take.piece, set()).add(record.split)
+    entropy = {split: round(unigram_nats(histogram[split]), 4) for split in SPLITS}
+    writer.info.update(
+        info,
+        tokenizer=tokenizer.description,
+        vocab_size=tokenizer.vocab_size,
+        dropped=account.dropped,
+        quarantined=account.quarantined,
+        counts=counts,
+        pieces_in_two_splits=sorted(piece for piece, splits in places.items() if len(splits) > 1),
+        unigram_nats=entropy,
+        histogram={split: values.tolist() for split, values in histogram.items()},
+    )
+    return _summary(writer.info)
+
+
+def _counts(records: Iterable[Record]) -> dict[str, Any]:
+    chosen = list(records)
+    return {
+        "pieces": len({r.take.piece for r in chosen}),
+        "files": len({r.take.source for r in chosen}),
+        "records": len(chosen),
+        "notes": sum(r.num_notes for r in chosen),
+        "hours": round(sum(r.seconds for r in chosen) / 3600, 3),
+        "tokens": sum(len(r.ids) for r in chosen),
+    }
+
+
+def unigram_nats(histogram: np.ndarray) -> float:
+    """Entropy of a histogram of ids; <CLS> is left out, as it begins a record and is never predicted."""
+    counts = np.array(histogram, dtype=np.float64)
+    counts[CLS] = 0
+    if counts.sum() == 0:
+        return 0.0
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _summary(info: dict[str, Any]) -> str:
+    counts, dropped, bad = info["counts"], info["dropped"], info["quarantined"]
+    total = {key: sum(counts[split][key] for split in SPLITS) for key in counts["train"]}
+    lines = [
+        f"{total['pieces']} pieces in {total['files']} files, {total['records']} records, {total['notes']} notes, "
+        f"{total['hours']:.1f} h, {units.count(total['tokens'])} tokens of {info['vocab_size']} kinds"
+    ]
+    for split in SPLITS:
+        c = counts[split]
+        lines.append(
+            f"  {split:<10}  {c['pieces']} pieces, {c['records']} records, {c['notes']} notes, {c['hours']:.2f} h, "
+            f"{units.count(c['tokens'])} tokens, unigram entropy {info['unigram_nats'][split]:.3f} nats"
+            if c["records"]
+            else f"  {split:<10}  empty: a split by piece needs {2 if split == 'validation' else 3} pieces or more"
+        )
+    if bad:
+        named = "; ".join(f"{item['file']}: {item['reason']}" for item in bad[:3])
+        lines.append(f"quarantined {len(bad)} files ({named}{'; ..' if len(bad) > 3 else ''})")
+    lines.append(
+        f"of {dropped['read_notes']} notes read, {dropped['outside_notes']} lie outside 21..108, "
+        f"{dropped['merged_notes']} were merged with another of the same pitch and start, "
+        f"{dropped['short_notes']} were in {dropped['short_records']} records of fewer than 2 notes "
+        f"and {dropped['duplicate_notes']} in "
+        f"{dropped['duplicate_records']} copies of held-out records"
+    )
+    if info["pieces_in_two_splits"]:
+        lines.append(f"the table of splits puts {len(info['pieces_in_two_splits'])} pieces into two splits")
+    return "\n".join(lines)

@@ -1,0 +1,150 @@
+"""The piano recipe: a GPT that continues performances.
+
+Data, model and sound are imported when they are used, so that the keys of the recipe can be listed without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from rung.errors import DataError, UserError
+from rung.recipe import Draw, Input, Objective, Recipe, Report, Sample, Stream
+from rung.recipes.piano import config as keys
+from rung.recipes.piano.tokenizer import CLS, PAD, VOCAB_SIZE, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rung.data.store import Store
+    from rung.nn.transformer import Transformer
+
+SPLITS = {"train": "train", "full_val": "validation"}  # stream -> split of the store
+
+
+class Piano(Recipe):
+    Config = keys.Config
+    cfg: keys.Config
+
+    def __init__(self, cfg: keys.Config, seed: int) -> None:
+        super().__init__(cfg, seed)
+        self.tokenizer = Tokenizer()
+        self._what = (cfg.stage, cfg.loss_masking)  # one choice each so far; reading them makes them keys in use
+
+    def streams(self) -> Mapping[str, Stream]:
+        from rung.data.stream import Windows
+
+        store = self._store()
+        streams: dict[str, Stream] = {}
+        for name, split in SPLITS.items():
+            windows = Windows(store, split, self.cfg.data.context_size, PAD)
+            windows.baselines = {"unigram": unigram_of(store, split)}
+            streams[name] = windows
+        return streams
+
+    def _store(self) -> Store:
+        from rung.data.store import Store, place
+
+        path = place(self.cfg.dataset.base_dataset_name)
+        if not path.exists():
+            raise DataError(
+                f"no data at {path}; prepare it with `rung data piano`, or name another with dataset.base_dataset_name"
+            )
+        store = Store.open(path, kind="piano")
+        if (wrote := store.info["tokenizer"]["hash"]) != self.tokenizer.hash:
+            raise DataError(
+                f"{path} was written by tokenizer {wrote}, this is {self.tokenizer.hash}; "
+                "prepare it again with `rung data piano --replace`"
+            )
+        asked, was = self.cfg.dataset.pause_detection_threshold, store.info["settings"]["pause_detection_threshold"]
+        if asked != was:
+            raise DataError(
+                f"dataset.pause_detection_threshold={asked:g}, but {path} was prepared with {was:g}; "
+                "prepare it again with `rung data piano --replace`, or set it to what the data has"
+            )
+        return store
+
+    def model(self) -> nn.Module:
+        from rung.recipes.piano.model import build_model
+
+        return build_model(self.cfg.model, self.seed)
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        from rung.recipes.piano.model import NextToken
+
+        transformer = cast("Transformer", model)
+        return [
+            Objective(
+                "next_token", list(model.parameters()), NextToken(transformer), hidden=transformer.hidden_matrices()
+            )
+        ]
+
+    def inputs(self) -> Sequence[Input]:
+        return [Input("context", ["tokens"], "permute")]
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"vocab_size": VOCAB_SIZE, "tokenizer": self.tokenizer.hash}
+
+    def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        import torch
+
+        from rung.nn.generate import generate
+
+        cfg = self.cfg.sampling
+        transformer = cast("Transformer", model)
+        device = transformer.norm.weight.device
+        prompts = torch.full((cfg.num_samples, 1), CLS, device=device)
+        ids = generate(
+            transformer,
+            prompts,
+            cfg.num_tokens,
+            temperature=cfg.temperature,
+            top_k=cfg.top_k or None,
+            top_p=cfg.top_p if cfg.top_p < 1 else None,
+            generator=draw.generator("sample", device),
+        )
+        return [sample for number, row in enumerate(ids.cpu().numpy()) for sample in self._artifacts(number, row)]
+
+    def _artifacts(self, number: int, ids: np.ndarray) -> Iterator[Sample]:
+        from rung.recipes.piano.midi import write_midi
+        from rung.recipes.piano.render import to_roll, to_wav
+
+        notes = self.tokenizer.decode(ids)
+        seconds = float(notes["end"].max()) if len(notes) else 0.0
+        temperature = self.cfg.sampling.temperature
+        caption = f"{len(notes)} notes, {seconds:.1f} s, from nothing but <CLS>, temperature {temperature:g}"
+        yield Sample(f"sample-{number}.mid", write_midi(notes), caption)
+        yield Sample(f"sample-{number}.png", to_roll(notes, title=caption), caption)
+        try:
+            sound = to_wav(notes)
+        except UserError as error:  # no sound font on a machine without network: the notes are still worth having
+            yield Sample(f"sample-{number}.no-sound.txt", f"{error}\n".encode(), "why there is no .wav")
+            return
+        yield Sample(f"sample-{number}.wav", sound.data, f"{caption}; played by {sound.engine}")
+
+    @classmethod
+    def prepare(
+        cls, cfg: keys.Config, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+    ) -> tuple[Path, str]:
+        from rung.data.store import place
+        from rung.recipes.piano.data import prepare
+
+        out = place(name or cfg.dataset.base_dataset_name)
+        summary = prepare(
+            source,
+            out,
+            pause_detection_threshold=cfg.dataset.pause_detection_threshold,
+            seed=seed,
+            name=out.name,
+            replace=replace,
+            report=report,
+        )
+        return out, summary
+
+
+def unigram_of(store: Store, split: str) -> float:
+    """Nats per token of the best model that ignores all context, fitted to this very split."""
+    return float(store.info["unigram_nats"][split])

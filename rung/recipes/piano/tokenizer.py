@@ -1,0 +1,185 @@
+"""Notes as a sequence of events, and back.
+
+Ids: <PAD>, <CLS>, NOTE_ON and NOTE_OFF for the 88 keys, 32 velocity bins, time steps of 1, 2, 4 .. 64 units, and 1024
+places for special tokens. Specials take such places in the order given, so the vocabulary has 1241 ids in every stage.
+
+`encode` puts events in order of time, NOTE_OFF before NOTE_ON, pitch ascending; a velocity precedes each NOTE_ON; a
+time difference is written largest step first. `decode` undoes it exactly on quantised notes whose velocities are bin
+midpoints, and takes any other sequence too: what a model emits need not be well formed. <CLS> is left to the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rung.recipes.piano.notes import HIGHEST, LOWEST, NOTE, UNIT_S, in_order, make, quantise, units
+
+PAD, CLS = 0, 1
+NUM_PITCHES = HIGHEST - LOWEST + 1
+NUM_VELOCITIES = 32
+BIN_WIDTH = 128 // NUM_VELOCITIES
+TIME_STEPS = (1, 2, 4, 8, 16, 32, 64)
+NUM_PLACES = 1024
+
+NOTE_ON = 2
+NOTE_OFF = NOTE_ON + NUM_PITCHES
+VELOCITY = NOTE_OFF + NUM_PITCHES
+TIME = VELOCITY + NUM_VELOCITIES
+PLACE = TIME + len(TIME_STEPS)
+VOCAB_SIZE = PLACE + NUM_PLACES
+
+CLASSES = ("note_on", "note_off", "velocity", "time", "special")
+ON, OFF, LOUD, WAIT, SPECIAL = range(len(CLASSES))
+CLASS_OF_ID = np.full(VOCAB_SIZE, SPECIAL, dtype=np.uint8)
+CLASS_OF_ID[NOTE_ON:NOTE_OFF] = ON
+CLASS_OF_ID[NOTE_OFF:VELOCITY] = OFF
+CLASS_OF_ID[VELOCITY:TIME] = LOUD
+CLASS_OF_ID[TIME:PLACE] = WAIT
+CLASS_OF_ID.flags.writeable = False
+
+DEFAULT_BIN = NUM_VELOCITIES // 2  # of a note that a model starts before any velocity
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Immutable: another list of specials is another tokenizer, with another hash."""
+
+    specials: tuple[str, ...] = ()
+    unit_s: float = UNIT_S
+
+    def __post_init__(self) -> None:
+        if len(self.specials) > NUM_PLACES:
+            raise ValueError(f"{len(self.specials)} special tokens, there are {NUM_PLACES} places")
+        if len(self._ids) != VOCAB_SIZE:
+            raise ValueError("a special token has a name that is taken already")
+
+    vocab_size = VOCAB_SIZE
+
+    def encode(self, notes: np.ndarray) -> np.ndarray:
+        """Ids as uint16, without <CLS>. Notes are quantised first; they must lie in 21..108 and not start before 0."""
+        notes = quantise(notes, self.unit_s)
+        if len(notes) == 0:
+            return np.empty(0, dtype=np.uint16)
+        if notes["pitch"].min() < LOWEST or notes["pitch"].max() > HIGHEST:
+            raise ValueError(f"notes outside {LOWEST}..{HIGHEST}; drop them with in_range()")
+        if notes["start"][0] < 0:
+            raise ValueError("notes before 0 s; move them with from_zero()")
+        times = np.concatenate([units(notes["start"], self.unit_s), units(notes["end"], self.unit_s)])
+        is_on = np.arange(len(times)) < len(notes)
+        keys = np.tile(notes["pitch"].astype(np.int64) - LOWEST, 2)
+        bins = np.tile(notes["velocity"].astype(np.int64) // BIN_WIDTH, 2).clip(0, NUM_VELOCITIES - 1)
+        order = np.lexsort((keys, is_on, times))
+        waits = np.diff(times[order], prepend=0)
+        return _write(waits, is_on[order], keys[order], bins[order])
+
+    def decode(self, ids: np.ndarray, keep_open: bool = False) -> np.ndarray:
+        """Notes out of any ids; with `keep_open` notes that never end last until the final moment.
+
+        A NOTE_OFF without its note is ignored; a pitch started again ends its earlier note; a note that ends in the
+        unit it started in is no note; ids that are no events are passed over.
+        """
+        ids = np.asarray(ids).astype(np.int64).ravel()
+        classes = self.token_class(ids)
+        steps = np.where(classes == WAIT, np.left_shift(1, np.clip(ids - TIME, 0, len(TIME_STEPS) - 1)), 0)
+        clock = np.cumsum(steps)
+        loud_at = np.maximum.accumulate(np.where(classes == LOUD, np.arange(len(ids)), -1))
+        events = np.flatnonzero((classes == ON) | (classes == OFF))
+        if len(events) == 0:
+            return np.empty(0, dtype=NOTE)
+        is_on = classes[events] == ON
+        keys = ids[events] - np.where(is_on, NOTE_ON, NOTE_OFF)
+        order = np.argsort(keys, kind="stable")  # key by key, each in the order of events
+        events, is_on, keys = events[order], is_on[order], keys[order]
+        start = clock[events]
+        end = np.append(start[1:], 0)  # whatever comes next on a key ends the note before it
+        is_last = np.append(keys[1:] != keys[:-1], True)
+        end[is_last] = clock[-1] if keep_open else -1
+        found = is_on & (end > start)
+        loud_at = loud_at[events[found]]
+        bins = np.where(loud_at >= 0, ids[loud_at] - VELOCITY, DEFAULT_BIN)
+        velocity = bins * BIN_WIDTH + BIN_WIDTH // 2
+        return make(start[found] * self.unit_s, end[found] * self.unit_s, keys[found] + LOWEST, velocity)
+
+    def token_class(self, ids: np.ndarray) -> np.ndarray:
+        """Index into CLASSES per id; a number that is no id counts as special."""
+        ids = np.asarray(ids).astype(np.int64)
+        is_id = (ids >= 0) & (ids < VOCAB_SIZE)
+        return np.where(is_id, CLASS_OF_ID[np.where(is_id, ids, PAD)], np.uint8(SPECIAL))
+
+    def name_of(self, id: int) -> str:
+        if not 0 <= id < VOCAB_SIZE:
+            raise ValueError(f"{id} is not an id; the vocabulary has {VOCAB_SIZE}")
+        return self.names[id]
+
+    def id_of(self, name: str) -> int:
+        if name not in self._ids:
+            raise ValueError(f"{name} is not a token of this vocabulary")
+        return self._ids[name]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        keys = range(LOWEST, HIGHEST + 1)
+        return (
+            "<PAD>",
+            "<CLS>",
+            *(f"NOTE_ON_{pitch}" for pitch in keys),
+            *(f"NOTE_OFF_{pitch}" for pitch in keys),
+            *(f"VELOCITY_{number}" for number in range(NUM_VELOCITIES)),
+            *(f"TIME_{step}" for step in TIME_STEPS),
+            *self.specials,
+            *(f"<PLACE_{number}>" for number in range(len(self.specials), NUM_PLACES)),
+        )
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: id for id, name in enumerate(self.names)}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """All that gives an id its meaning; kept in stores and checkpoints."""
+        return {
+            "kind": "exponential time",
+            "vocab_size": VOCAB_SIZE,
+            "pitches": [LOWEST, HIGHEST],
+            "velocity_bins": NUM_VELOCITIES,
+            "time_steps": list(TIME_STEPS),
+            "unit_s": self.unit_s,
+            "specials": list(self.specials),
+            "hash": self.hash,
+        }
+
+    @property
+    def hash(self) -> str:
+        """Changes when any id changes its meaning, so also with the order of the specials."""
+        text = json.dumps([self.names, self.unit_s, "off before on, velocity before on, largest step first"])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def to_midpoints(notes: np.ndarray) -> np.ndarray:
+    """The same notes with the velocities that decoding gives."""
+    notes = in_order(notes)
+    notes["velocity"] = notes["velocity"].clip(0, 127) // BIN_WIDTH * BIN_WIDTH + BIN_WIDTH // 2
+    return notes
+
+
+def _write(waits: np.ndarray, is_on: np.ndarray, keys: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """The ids of events in order, each after its wait. The loop is over the seven step sizes, not over events."""
+    longest = TIME_STEPS[-1]
+    num_longest, rest = np.divmod(waits, longest)
+    num_steps = num_longest + np.bitwise_count(rest)
+    ends = np.cumsum(num_steps + 1 + is_on)
+    ids = np.full(int(ends[-1]), TIME + len(TIME_STEPS) - 1, dtype=np.uint16)  # the longest steps are in place already
+    ids[ends - 1] = keys + np.where(is_on, NOTE_ON, NOTE_OFF)
+    ids[ends[is_on] - 2] = VELOCITY + bins[is_on]
+    place = ends - 1 - is_on - num_steps + num_longest
+    for power in reversed(range(len(TIME_STEPS) - 1)):
+        has_step = (rest >> power) & 1 == 1
+        ids[place[has_step]] = TIME + power
+        place += has_step
+    return ids
