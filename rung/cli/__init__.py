@@ -1,0 +1,84 @@
+"""The command line. Each verb is one file with a `command`, imported only when it is asked for.
+
+So `rung --help` imports neither torch nor numpy, and a reading verb works on a machine without torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+import click
+
+from rung import __version__
+from rung.errors import UserError
+
+VERBS = {
+    "data": "Prepare, describe or verify a data set.",
+    "train": "Train a recipe; every run is recorded.",
+    "resume": "Go on with a run that was stopped or killed.",
+    "eval": "Evaluate a run on its eval sets.",
+    "sample": "Make samples from a run.",
+    "ls": "List runs.",
+    "show": "Show one run: what it was, what happened, what to look at.",
+    "config": "Print the keys of a recipe with their values, sources and meaning.",
+    "recipes": "List the recipes and their presets.",
+}
+
+
+class Verbs(click.Group):
+    """A group whose commands are files, loaded by name; their one-line help lives here so that --help loads none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"rung.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{args[0]} is not a verb{hint} (rung --help lists them)")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rung")
+def cli() -> None:
+    """Trains generative sequence models and keeps the lab book while it does.
+
+    \b
+    Start here:
+      rung data piano                   prepare the embedded data
+      rung train piano                  train the tiny preset
+      rung show piano                   what happened, and what to look at
+    """
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except UserError as error:
+        click.echo(f"rung: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        sys.stderr.close()
+        sys.exit(0)

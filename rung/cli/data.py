@@ -1,0 +1,118 @@
+"""rung data"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rung.cli.progress import reporter
+from rung.cli.resolve import json_option, resolve
+from rung.errors import DataError
+from rung.units import size
+
+
+class DataVerbs(click.Group):
+    """`rung data RECIPE` prepares; `rung data show` and `rung data verify` look at what is there."""
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        found = super().get_command(ctx, name)
+        if found is not None:
+            return found
+        prepare_one = click.Command(
+            name, params=list(prepare.params), help=prepare.help, callback=lambda **given: run_prepare(name, **given)
+        )
+        return prepare_one
+
+
+@click.group(cls=DataVerbs, short_help="Prepare, describe or verify a data set.", no_args_is_help=True)
+def command() -> None:
+    """Prepare the data of a recipe, or look at data that is prepared.
+
+    \b
+    Examples:
+      rung data piano                                   the embedded default
+      rung data piano --from ~/maestro --name maestro   a folder of your own
+      rung data show maestro                            what it holds
+      rung data verify maestro                          hash every byte
+    """
+
+
+@command.command(hidden=True)
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), help="A folder of your own; default: the embedded data."
+)
+@click.option("--name", help="What to call it; default: what the recipe's config names.")
+@click.option("--replace", is_flag=True, help="Prepare it again if it is there already.")
+@json_option
+def prepare(**given: object) -> None:
+    """Prepare data.
+
+    \b
+    Examples:
+      rung data piano
+      rung data piano --from ~/maestro --name maestro
+      rung data piano --replace dataset.pause_detection_threshold=2
+    """
+
+
+def run_prepare(
+    recipe: str, words: tuple[str, ...], source: Path | None, name: str | None, replace: bool, as_json: bool
+) -> None:
+    resolved = resolve(recipe, words)
+    cfg, seed = resolved.config.view("recipe"), resolved.config.view("engine").seed
+    report, close = reporter()
+    try:
+        path, summary = resolved.recipe_class.prepare(cfg, seed, source, name, replace, report)
+    finally:
+        close()
+    click.echo(json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}")
+
+
+@command.command()
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Describe a prepared data set: what it holds, by split, and what was left out.
+
+    \b
+    Examples:
+      rung data show piano
+      rung data show data/piano --json
+    """
+    from rung.data.store import Store, place
+
+    store = Store.open(place(name))
+    if as_json:
+        click.echo(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
+        return
+    total = sum(spec["bytes"] for spec in store.manifest["files"].values())
+    click.echo(f"{store.path}  {store.manifest['kind']}  {size(total)}  fingerprint {store.fingerprint}")
+    for array, spec in store.manifest["arrays"].items():
+        click.echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
+    for split, number in store.manifest["splits"].items():
+        click.echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
+    for key, value in store.info.items():
+        text = json.dumps(value, ensure_ascii=False)
+        click.echo(f"  {key}: {text if len(text) < 200 else text[:200] + ' ...'}")
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True)
+def verify(names: tuple[str, ...]) -> None:
+    """Hash every byte of prepared data and compare with its manifest.
+
+    \b
+    Example:
+      rung data verify piano
+    """
+    from rung.data.store import Store, place
+
+    for name in names:
+        store = Store.open(place(name))
+        problems = store.verify()
+        if problems:
+            raise DataError(f"{store.path} is damaged: {'; '.join(problems)}; prepare it again with --replace")
+        click.echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")

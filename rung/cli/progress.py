@@ -1,0 +1,152 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere.
+
+Both are told the same rows that go into the record. Non-finite numbers are shown as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rung.units import count, duration
+
+SMOOTH_STEPS = 20
+
+
+class PlainDisplay:
+    """One line every `log_interval` steps, for logs and pipes."""
+
+    def __init__(self, num_steps: int | None, log_interval: int, baselines: Mapping[str, Mapping[str, float]]) -> None:
+        self._num_steps, self._log_interval, self._baselines = num_steps, log_interval, baselines
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=SMOOTH_STEPS)
+        self._skipped = 0
+
+    def step(self, step: int, row: Mapping[str, float]) -> None:
+        self._recent.append(row)
+        self._skipped += int(row.get("skipped", 0))
+        is_odd = not (math.isfinite(row["loss"]) and math.isfinite(row["norm"]))
+        if is_odd or step % self._log_interval == 0 or step + 1 == self._num_steps:
+            self.say(self.line(step, row))
+
+    def line(self, step: int, row: Mapping[str, float]) -> str:
+        """Fixed columns, units on the numbers; speed and waiting are over the last steps."""
+        spent = sum(r["step_s"] for r in self._recent)
+        parts = [
+            f"step {step}{f'/{self._num_steps}' if self._num_steps else ''}",
+            f"loss {_number(row['loss'], '.4f'):<7}",
+            f"norm {_number(row['norm'], '.3g'):<6}",
+            f"lr {row['lr']:.2e}",
+            f"{count(sum(r['targets'] for r in self._recent) / spent) if spent else '?'} targets/s",
+            f"wait {100 * sum(r['wait_s'] for r in self._recent) / spent if spent else 0:.1f} %",
+        ]
+        if "mfu" in row:
+            parts.insert(5, f"mfu {100 * sum(r['mfu'] for r in self._recent) / len(self._recent):.1f} %")
+        if self._skipped:
+            parts.append(f"skipped {self._skipped}")
+        if self._num_steps:
+            parts.append(f"eta {duration((self._num_steps - step - 1) * spent / len(self._recent))}")
+        return "  ".join(parts)
+
+    def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None:
+        for number, (name, values) in enumerate(results.items()):
+            parts = [f"{part} {value:.4f}" for part, value in values.items() if part not in ("loss", "targets")]
+            base = [f"{what} {value:.4f}" for what, value in self._baselines.get(name, {}).items()]
+            self.say(
+                f"eval {name} at step {step}  loss {_number(values['loss'], '.4f')}"
+                f"{'  best so far' if is_best and number == 0 else ''}"
+                f"{'  (' + ', '.join(parts) + ')' if parts else ''}{'  against ' + ', '.join(base) if base else ''}"
+            )
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay(PlainDisplay):
+    """The same line, in place, with a bar; evals and news scroll above it."""
+
+    REFRESH_S = 0.1  # a redraw costs about a millisecond
+
+    def __init__(self, num_steps: int | None, log_interval: int, baselines: Mapping[str, Mapping[str, float]]) -> None:
+        super().__init__(num_steps, log_interval, baselines)
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._console = Console()
+        self._bar = Progress(
+            BarColumn(bar_width=16), TextColumn("{task.description}"), console=self._console, auto_refresh=False
+        )
+        self._task: Any = self._bar.add_task("starting", total=num_steps)
+        self._bar.start()
+        self._next_s = 0.0
+
+    def step(self, step: int, row: Mapping[str, float]) -> None:
+        self._recent.append(row)
+        self._skipped += int(row.get("skipped", 0))
+        if not (math.isfinite(row["loss"]) and math.isfinite(row["norm"])):
+            self.say(self.line(step, row))
+        now = time.monotonic()
+        if now >= self._next_s or step + 1 == self._num_steps:
+            self._next_s = now + self.REFRESH_S
+            self._bar.update(self._task, completed=step + 1, description=self.line(step, row), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class Silent:
+    """For ranks that are not the first."""
+
+    def step(self, step: int, row: Mapping[str, float]) -> None: ...
+    def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_display(
+    num_steps: int | None, log_interval: int, baselines: Mapping[str, Mapping[str, float]]
+) -> PlainDisplay:
+    kind = LiveDisplay if sys.stdout.isatty() else PlainDisplay
+    return kind(num_steps, log_interval, baselines)
+
+
+def reporter() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
+    """Progress of work that is not training: (report(what, done, total), close())."""
+    if not sys.stderr.isatty():
+        said: set[str] = set()
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in said:
+                said.add(what)
+                print(f"{what} ...", file=sys.stderr, flush=True)
+
+        return report, lambda: None
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    tasks: dict[str, Any] = {}
+    bar.start()
+
+    def report_live(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total or None)
+        bar.update(tasks[what], completed=done, total=total or None)
+
+    return report_live, bar.stop
+
+
+def _number(value: float, form: str) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return format(value, form) if math.isfinite(value) else ("inf" if value > 0 else "-inf")

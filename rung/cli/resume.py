@@ -1,0 +1,92 @@
+"""rung resume"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rung.cli.resolve import Resolved, resolve, run_layer, runs_option
+from rung.config import differences, parse_overrides
+from rung.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rung.runs.query import Run
+
+# Keys that change where and how a run is computed and shown, not what it learns.
+FREE = ("system.", "ddp.", "logging.", "checkpoint.", "eval_interval", "sample_interval", "sampling.")
+CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
+
+
+@click.command(short_help="Go on with a run.")
+@click.argument("run")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--at", type=int, help="The save to go on from; default: the last one.")
+@runs_option
+def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -> None:
+    """Go on with RUN from its last save, as if it had never stopped.
+
+    The config is the run's own. Only what does not change what is learned can be given anew: where it runs, how often
+    it saves and evaluates, how a step's rows are cut into micros. For anything else start a new run: rung train --from.
+
+    \b
+    Examples:
+      rung resume piano/7
+      rung resume piano/7 --at 1000
+      rung resume piano/7 data.batch_size=8 optimizer.gradient_accumulation_steps=4
+    """
+    from rung.cli.train import follow
+    from rung.engine.build import build, restore
+    from rung.engine.checkpoint import Checkpoints
+    from rung.runs.query import open_run
+    from rung.runs.record import Record
+
+    found = open_run(run, runs_root)
+    resolved = config_of(found, words)
+    saves = Checkpoints(found.path / "checkpoints")
+    steps = saves.steps()
+    if not steps:
+        raise RunError(f"{found.id} has no save to go on from; start again with `rung train --from {found.id}`")
+    step = steps[-1] if at is None else at
+    if step not in steps:
+        raise RunError(f"{found.id} has no save at step {step}; it has {', '.join(map(str, steps))}")
+    setup = build(resolved.config, resolved.recipe_class, runs_root)
+    restore(setup, saves.at(step))
+    if setup.num_steps is not None and step >= setup.num_steps:
+        raise RunError(
+            f"{found.id} is finished: its {setup.num_steps} steps are done. Another budget is another run: "
+            f"`rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
+        )
+    record = None
+    if setup.world.is_first:
+        record = Record.reopen(found.path, command=sys.argv)
+        saves.sweep()
+        record.event("resume", step=step, overrides=list(words))
+        print(f"{record.id} goes on at step {step}\n  " + "\n  ".join(setup.chosen), flush=True)
+    follow(setup, record)
+
+
+def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
+    """The run's own config, with overrides that leave what it learns alone."""
+    base = [run_layer(run.id, run.config(), run.sources())]
+    recipe = run.document["recipe"]
+    for name in differences({}, parse_overrides(words)):
+        if not name.startswith(FREE) and name not in CUT:
+            raise ConfigError(
+                f"{name} changes what {run.id} learns and cannot be given on resume; "
+                f"start a new run with `rung train --from {run.id} {name}=...`"
+            )
+    resolved = resolve(recipe, words, base=base)
+    before = run.config()
+    rows = [
+        tree["data"]["batch_size"] * tree["optimizer"]["gradient_accumulation_steps"]
+        for tree in (before, resolved.config.tree())
+    ]
+    if rows[0] != rows[1]:
+        raise ConfigError(
+            f"{CUT[0]} x {CUT[1]} is {rows[1]} rows a step here and {rows[0]} in {run.id}; "
+            "a resumed run must take the same rows: change both so that the product stays"
+        )
+    return resolved

@@ -1,0 +1,182 @@
+"""rung train"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rung.cli.resolve import Resolved, resolve, run_layer, runs_option
+from rung.config import differences
+from rung.errors import UserError
+from rung.recipes import short_name
+
+if TYPE_CHECKING:
+    from rung.engine.build import Setup
+    from rung.runs.record import Record
+
+
+@click.command(short_help="Train a recipe.")
+@click.argument("recipe", required=False)
+@click.argument("words", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
+@click.option("-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys.")
+@click.option("--from", "parent", help="Start from the config of this run; what you add is the change.")
+@click.option("--why", help="What this run is to find out; kept with it.")
+@click.option("--experiment", help="The series to file the run under; default: the parent's, else the recipe's name.")
+@click.option("--tag", "tags", multiple=True, help="A word to find the run by; may be repeated.")
+@runs_option
+def command(
+    recipe: str | None,
+    words: tuple[str, ...],
+    files: tuple[Path, ...],
+    parent: str | None,
+    why: str | None,
+    experiment: str | None,
+    tags: tuple[str, ...],
+    runs_root: Path,
+) -> None:
+    """Train RECIPE and record everything about it under runs/.
+
+    Ctrl-C saves at the next step boundary and stops; `rung resume` goes on from there. A second Ctrl-C stops at once.
+
+    \b
+    Examples:
+      rung train piano
+      rung train piano preset=small optimizer.max_iters=2000 --why "does it fit in an evening?"
+      rung train --from piano/6 optimizer.grad_clip=0.5 --why "norm sits at 1.0 from step 300"
+      rung train piano init_from=piano/6 lr.learning_rate=1e-4
+      rung train piano eval_only=true init_from=piano/6
+      torchrun --nproc-per-node 2 -m rung train piano
+    """
+    from rung.runs.query import open_run
+
+    base, before = None, None
+    if parent is not None:
+        run = open_run(parent, runs_root)
+        if recipe is not None and "=" in recipe:
+            words, recipe = (recipe, *words), None
+        recipe = recipe or run.document["recipe"]
+        base, before = [run_layer(run.id, run.config(), run.sources())], run.config()
+        parent, experiment = run.id, experiment or run.document["experiment"]
+    if recipe is None:
+        raise UserError("which recipe? (`rung recipes` lists them), or --from RUN")
+    resolved = resolve(recipe, words, files, base)
+    train(recipe, resolved, runs_root, experiment or short_name(recipe), parent, why, tags, before)
+
+
+def train(
+    recipe: str,
+    resolved: Resolved,
+    runs_root: Path,
+    experiment: str,
+    parent: str | None,
+    why: str | None,
+    tags: tuple[str, ...],
+    before: dict[str, Any] | None,
+) -> None:
+    from rung.engine.build import build
+    from rung.runs.record import Record
+
+    setup = build(resolved.config, resolved.recipe_class, runs_root)
+    if setup.cfg.eval_only:
+        from rung.cli.eval import print_results
+
+        print_results(setup.evaluator.run(setup.state.model), setup.data, as_json=True)
+        return
+    record = None
+    if setup.world.is_first:
+        record = Record.create(
+            runs_root,
+            experiment,
+            recipe=recipe,
+            preset=resolved.preset,
+            command=sys.argv,
+            seed=setup.cfg.seed,
+            config=resolved.config.tree(),
+            sources=resolved.config.sources,
+            derived=setup.derived,
+            data=setup.data,
+            parent=parent,
+            why=why,
+            tags=tags,
+            code_root=Path.cwd(),
+        )
+        print(header(record.id, resolved, setup, parent, why, before), flush=True)
+    follow(setup, record)
+
+
+def header(
+    run_id: str, resolved: Resolved, setup: Setup, parent: str | None, why: str | None, before: dict[str, Any] | None
+) -> str:
+    """Everything that was chosen for the user, with the reason."""
+    from rung.units import count
+
+    lines = [f"{run_id}  {resolved.preset or ''}  {count(setup.derived['parameters'])} parameters"]
+    if before is not None:
+        changed = differences(before, resolved.config.tree())
+        what = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items()) or "nothing in the config"
+        lines.append(f"from {parent}: {what}")
+    if why:
+        lines.append(f'why: "{why}"')
+    return "\n  ".join(lines + setup.chosen)
+
+
+def follow(setup: Setup, record: Record | None) -> None:
+    """Trains with a display and ends the record with what became of it."""
+    from rung.cli.progress import Silent, make_display
+    from rung.engine.loop import Outcome, fit
+
+    baselines = {name: described["baselines"] for name, described in setup.data.items()}
+    show = Silent() if record is None else make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
+    outcome = Outcome("crashed", "an error of rung or of the recipe")
+    try:
+        outcome = fit(setup, record, show)
+    except UserError as error:  # a full disk, say: the run can go on once it is mended
+        outcome = Outcome("stopped", str(error))
+        raise
+    except KeyboardInterrupt:
+        outcome = Outcome("stopped", "interrupted twice")
+        raise
+    except BaseException as error:
+        outcome = Outcome("crashed", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        show.close()
+        if record is not None:
+            record.finish(
+                outcome.status, reason=outcome.reason, last_step=setup.state.progress.step, totals=setup.state.numbers()
+            )
+        setup.world.leave()
+    if record is not None:
+        print(closing(setup, record, outcome), flush=True)
+    if outcome.status == "diverged":
+        sys.exit(1)
+
+
+def closing(setup: Setup, record: Record, outcome: Any) -> str:
+    """The run's id, its best eval loss, and the paths to look at."""
+    from rung.units import count, duration
+
+    progress = setup.state.progress
+    lines = [
+        f"{record.id} {outcome.status}{': ' + outcome.reason if outcome.reason else ''}  "
+        f"{progress.step} steps, {count(progress.targets)} targets, {duration(progress.elapsed_s)}"
+    ]
+    if progress.best_loss is not None:
+        name = next(iter(setup.evaluator.streams))
+        base = "".join(f", {what} {value:.4f}" for what, value in setup.streams[name].baselines.items())
+        lines.append(f"best {name} loss {progress.best_loss:.4f} at step {progress.best_step}{base}")
+    samples = sorted((record.path / "samples").glob("*/*"))
+    if samples:
+        newest = [path for path in samples if path.parent == samples[-1].parent]
+        lines += [f"look at {path}" for path in newest]
+    lines.append(f"look at {record.path}, or `rung show {record.id}`")
+    if outcome.status == "stopped":
+        lines.append(f"go on with `rung resume {record.id}`")
+    if outcome.status == "diverged":
+        lines.append(
+            f"the weights on disk are from before it; try a lower lr.learning_rate: `rung train --from {record.id} ...`"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""What many tests share: small data, and rung called as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # two test processes share two cores
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def shared_data(name: str) -> Path:
+    """Real test data beside the checkout; the test is skipped where it is not there."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"needs ../shared/data/{name}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def piano_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small piano store of made-up tunes, prepared from MIDI files as a user's would be."""
+    from rung.recipes.piano import data, midi, notes
+
+    folder, out = tmp_path_factory.mktemp("tunes"), tmp_path_factory.mktemp("data") / "tunes"
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        num_notes = 12 + 3 * number  # unequal, so that some rows are short
+        starts = np.cumsum(rng.choice([0.1, 0.2, 0.4], size=num_notes))
+        lengths = rng.choice([0.1, 0.3], size=num_notes)
+        pitches = 60 + np.cumsum(rng.choice([-2, -1, 1, 2], size=num_notes)) % 24
+        tune = notes.make(starts, starts + lengths, pitches, rng.integers(40, 90, size=num_notes))
+        (folder / f"tune{number:02d}.mid").write_bytes(midi.write_midi(tune))
+    data.prepare(folder, out, pause_detection_threshold=4.0, seed=0)
+    return out
+
+
+@pytest.fixture
+def rung(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `rung ...` in an empty folder, in a process of its own."""
+
+    def call(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "rung", *map(str, words)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr + done.stdout
+        return done
+
+    return call
