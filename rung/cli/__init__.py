@@ -74,8 +74,13 @@ def main() -> None:
     except UserError as error:
         click.echo(f"rung: {error}", err=True)
         sys.exit(2)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        help_verb = f" (see `{context.command_path} --help`)" if context is not None else ""
+        click.echo(f"rung: {' '.join(error.format_message().split())}{help_verb}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

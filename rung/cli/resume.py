@@ -52,13 +52,14 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
     step = steps[-1] if at is None else at
     if step not in steps:
         raise RunError(f"{found.id} has no save at step {step}; it has {', '.join(map(str, steps))}")
+    if found.status == "finished" and step == steps[-1]:
+        budget = resolved.config.values["optimizer.max_iters"]
+        raise RunError(
+            f"{found.id} is finished: optimizer.max_iters={budget} was reached at step {step}; another budget is "
+            f"another run: `rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
+        )
     setup = build(resolved.config, resolved.recipe_class, runs_root)
     restore(setup, saves.at(step))
-    if setup.num_steps is not None and step >= setup.num_steps:
-        raise RunError(
-            f"{found.id} is finished: its {setup.num_steps} steps are done. Another budget is another run: "
-            f"`rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
-        )
     record = None
     if setup.world.is_first:
         record = Record.reopen(found.path, command=sys.argv)

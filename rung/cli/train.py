@@ -168,11 +168,11 @@ def closing(setup: Setup, record: Record, outcome: Any) -> str:
         name = next(iter(setup.evaluator.streams))
         base = "".join(f", {what} {value:.4f}" for what, value in setup.streams[name].baselines.items())
         lines.append(f"best {name} loss {progress.best_loss:.4f} at step {progress.best_step}{base}")
-    samples = sorted((record.path / "samples").glob("*/*"))
+    path = _near(record.path)
+    samples = sorted((path / "samples").glob("*/*"))
     if samples:
-        newest = [path for path in samples if path.parent == samples[-1].parent]
-        lines += [f"look at {path}" for path in newest]
-    lines.append(f"look at {record.path}, or `rung show {record.id}`")
+        lines += [f"look at {sample}" for sample in samples if sample.parent == samples[-1].parent]
+    lines.append(f"look at {path}, or `rung show {record.id}`")
     if outcome.status == "stopped":
         lines.append(f"go on with `rung resume {record.id}`")
     if outcome.status == "diverged":
@@ -180,3 +180,8 @@ def closing(setup: Setup, record: Record, outcome: Any) -> str:
             f"the weights on disk are from before it; try a lower lr.learning_rate: `rung train --from {record.id} ...`"
         )
     return "\n".join(lines)
+
+
+def _near(path: Path) -> Path:
+    """The path as a person in this folder would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

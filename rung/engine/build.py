@@ -6,6 +6,7 @@ own keys are never rewritten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +136,9 @@ def restore(setup: Setup, path: Path) -> None:
     # What is due at this step is done again after a resume, so that its rows stand in one segment of the record.
     kept = [(s, loss) for s, loss in zip(progress.eval_steps, progress.evals) if s < progress.step]
     progress.eval_steps, progress.evals = [s for s, _ in kept], [loss for _, loss in kept]
+    # So is its being the best: the process may have been killed after the save and before it was marked.
+    finite = [(loss, s) for s, loss in kept if math.isfinite(loss)]
+    progress.best_loss, progress.best_step = min(finite, default=(None, None))
     setup.state.progress = progress
 
 

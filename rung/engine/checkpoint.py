@@ -54,25 +54,39 @@ class Checkpoints:
         return marked[0] if marked else None
 
     def mark_best(self, step: int) -> None:
-        write_whole(self.folder / "best", f"{step}\n".encode())
+        self._mark("best", [step])
 
     @property
     def pinned(self) -> list[int]:
         return self._marked("pinned")
 
     def pin(self, step: int) -> None:
-        write_whole(self.folder / "pinned", "".join(f"{s}\n" for s in sorted({*self.pinned, step})).encode())
+        self._mark("pinned", sorted({*self.pinned, step}))
+
+    def _mark(self, name: str, steps: Iterable[int]) -> None:
+        try:
+            write_whole(self.folder / name, "".join(f"{step}\n" for step in steps).encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.folder / name}: {_reason(error)}; the saves are untouched; make room or mend the "
+                "permissions, then `rung resume` the run"
+            ) from error
 
     def _marked(self, name: str) -> list[int]:
         file = self.folder / name
-        return [int(line) for line in file.read_text().split()] if file.is_file() else []
+        try:
+            return [int(line) for line in file.read_text().split()] if file.is_file() else []
+        except ValueError:
+            raise CheckpointError(f"{file} is damaged: it must hold step numbers; mend or delete it") from None
 
     def save(self, state: State, extra: Mapping[str, Any]) -> Path:
-        """Saves the state under its step; a whole save of the same step is left as it is."""
+        """Saves the state under its step; a whole save of the same step is left as it is, a damaged one is replaced."""
         step = state.progress.step
         final = self.at(step)
         if (final / "manifest.json").is_file():
-            return final
+            if problem_of(final) is None:
+                return final
+            self._remove(step)
         beside = self.folder / f".{step:08d}.{os.getpid()}.tmp"
         try:
             beside.mkdir(parents=True)
@@ -98,17 +112,28 @@ class Checkpoints:
             raise
         return final
 
-    def clean(self, keep: int) -> None:
-        """Rotation, and what a killed process left half-written."""
-        for step in to_delete(self.steps(), keep, {*self.pinned, *([self.best] if self.best is not None else [])}):
+    def clean(self, keep: int, up_to: int | None = None) -> None:
+        """Rotation. After a resume from an early save, later ones do not count before the run has come `up_to` them."""
+        steps = [step for step in self.steps() if up_to is None or step <= up_to]
+        for step in to_delete(steps, keep, {*self.pinned, *([self.best] if self.best is not None else [])}):
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        try:
             # The manifest goes first: a folder without one does not count as a save, so no moment shows half of one.
             (self.at(step) / "manifest.json").unlink()
-            shutil.rmtree(self.at(step), ignore_errors=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove the save {self.at(step)}: {_reason(error)}; mend the permissions, then `rung resume`"
+            ) from error
+        shutil.rmtree(self.at(step), ignore_errors=True)
 
     def sweep(self) -> None:
         """Removes what killed processes left behind. Only for the process that owns the run."""
         for path in self.folder.glob(".*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".*.part"):
+            path.unlink(missing_ok=True)
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name.isdigit() and not (path / "manifest.json").is_file():
                 shutil.rmtree(path, ignore_errors=True)
@@ -143,24 +168,30 @@ class Saved:
 
 def load(path: Path) -> Saved:
     """Reads a checkpoint after checking every byte of it."""
-    manifest = _manifest(path)
+    problem = problem_of(path)
+    if problem is not None:
+        raise CheckpointError(f"{problem}{_elsewhere(path)}")
+    state = json.loads((path / "state.json").read_text("utf-8"))
+    return Saved(path, _manifest(path)["step"], load_file(path / "model.safetensors"), state)
+
+
+def problem_of(path: Path) -> str | None:
+    """Compares every byte with the manifest; the first thing that is wrong, or None when the save is whole."""
+    try:
+        manifest = _manifest(path)
+    except CheckpointError as error:
+        return str(error)
     for name, spec in manifest["files"].items():
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{path} is damaged: {name} is missing{_elsewhere(path)}")
-        if file.stat().st_size != spec["bytes"]:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has {file.stat().st_size} bytes, the manifest says {spec['bytes']}"
-                f"{_elsewhere(path)}"
-            )
+            return f"{path} is damaged: {name} is missing"
+        num_bytes = file.stat().st_size
+        if num_bytes != spec["bytes"]:
+            return f"{path} is damaged: {name} has {num_bytes} bytes, the manifest says {spec['bytes']}"
         found = sha256(file)
         if found != spec["sha256"]:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has hash {found[:4]}.., the manifest says {spec['sha256'][:4]}.."
-                f"{_elsewhere(path)}"
-            )
-    state = json.loads((path / "state.json").read_text("utf-8"))
-    return Saved(path, manifest["step"], load_file(path / "model.safetensors"), state)
+            return f"{path} is damaged: {name} has hash {found[:4]}.., the manifest says {spec['sha256'][:4]}.."
+    return None
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -218,21 +249,26 @@ def canonical(model: nn.Module) -> dict[str, Tensor]:
 def _manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
-        raise CheckpointError(f"no checkpoint at {path} (it has no manifest.json){_elsewhere(path)}")
+        raise CheckpointError(f"no checkpoint at {path} (it has no manifest.json)")
     try:
         manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        manifest["files"], manifest["step"]
+        for name in FILES:
+            manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
     except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is damaged: manifest.json cannot be read{_elsewhere(path)}") from None
+        raise CheckpointError(f"{path} is damaged: manifest.json cannot be read") from None
     return manifest
 
 
 def _elsewhere(path: Path) -> str:
-    """Names the newest other save of the run, if there is one."""
+    """Names the newest other save of the run that is whole, if there is one."""
     if not path.name.isdigit():
         return ""
-    others = [step for step in Checkpoints(path.parent).steps() if step != int(path.name)]
-    return f"; the last whole save besides is {others[-1]}" if others else "; there is no other save"
+    saves = Checkpoints(path.parent)
+    others = (step for step in reversed(saves.steps()) if step != int(path.name))
+    whole = next((step for step in others if problem_of(saves.at(step)) is None), None)
+    if whole is None:
+        return "; there is no other whole save"
+    return f"; the last whole save besides is {whole}: add `--at {whole}`, or name its folder"
 
 
 def _shape(tensor: Tensor) -> str:

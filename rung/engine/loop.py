@@ -72,12 +72,21 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
                 is_end = is_out_of_time or (setup.num_steps is not None and step >= setup.num_steps)
                 shared_s = progress.elapsed_s if world.size == 1 else 0.0  # ranks keep no common clock for cadences
 
-                if is_end or must_stop or saves.due(step, shared_s):
+                is_save_due = saves.due(step, shared_s) or is_end or must_stop
+                is_eval_due, is_sample_due = evals.due(step, shared_s) or is_end, samples.due(step, shared_s) or is_end
+                if is_save_due or is_eval_due or is_sample_due:
+                    # A row that is still on its way may say that the updates stopped some steps ago, and what is in
+                    # no row before a save would be missing from the record after a resume.
+                    bad = keeper.log(signals.ready(wait=True))
+                    if bad is not None:
+                        outcome = Outcome("diverged", bad)
+                        break
+                if is_save_due:
                     keeper.save()
-                if is_end or evals.due(step, shared_s):
+                if is_eval_due:
                     keeper.evaluate()
                     collector.collect()
-                if is_end or samples.due(step, shared_s):
+                if is_sample_due:
                     keeper.sample()
                 if is_end:
                     break
@@ -113,6 +122,8 @@ class Keeper:
         self._setup, self._record, self._show, self._clock = setup, record, show, clock
         self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
         self._reported_unread = False
+        step = setup.state.progress.step  # a resumed run begins with what was read from its save
+        self._saved = step if self._saves is not None and step in self._saves.steps() else None
 
     def host_row(self, lr: float) -> dict[str, float]:
         """What the host knows of the step that was just taken."""
@@ -149,11 +160,12 @@ class Keeper:
         if self._record is None or self._saves is None:
             return
         state = self._setup.state
-        if state.progress.step in self._saves.steps():
+        if state.progress.step == self._saved:
             return
         with self._clock.phase("save"):
             self._saves.save(state, self._setup.save_extra())
-            self._saves.clean(self._setup.cfg.checkpoint.keep)
+            self._saves.clean(self._setup.cfg.checkpoint.keep, up_to=state.progress.step)
+        self._saved = state.progress.step
         self._record.event("save", step=state.progress.step)
 
     def evaluate(self) -> None:
@@ -205,7 +217,7 @@ class Keeper:
         unread = self._setup.config.unread()
         if unread and not self._reported_unread and self._record is not None:
             self._record.event("unread_keys", keys=unread)
-            self._show.say(f"set, but read by nothing in this run: {', '.join(unread)}")
+            self._show.say(f"set, but read by nothing so far: {', '.join(unread)}")
         self._reported_unread = True
 
 

@@ -38,7 +38,7 @@ class Schedule:
         if self.shape == "linear":
             return self.peak + (self.floor - self.peak) * done
         if self.shape == "wsd":
-            falling = self.decay_steps * self.wsd_decay_fraction
+            falling = min(self.decay_steps * self.wsd_decay_fraction, self.decay_steps - self.warmup_steps)
             left = self.decay_steps - step
             return self.peak if left >= falling else self.floor + (self.peak - self.floor) * left / falling
         return self.floor + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.peak - self.floor)

@@ -12,7 +12,7 @@ from rung.config import Layer, parse_overrides
 from rung.engine.build import Setup, build
 from rung.recipe import Recipe
 
-from .toy import Toy
+from tests.contract.toy import Toy
 
 SMALL = [
     "system.device=cpu",

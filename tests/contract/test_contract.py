@@ -25,7 +25,7 @@ from rung.recipes import CATALOG
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
 
-from .cases import CASES, Case
+from tests.contract.cases import CASES, Case
 
 
 class Mute:

@@ -44,7 +44,8 @@ def test_time_alone_is_no_number_of_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"), [("7", 7), ("2048 tokens", 1), ("2047 tokens", 0), ("4.1k tokens", 2), ("1 epoch", 13), ("0.5 epochs", 7)]
+    ("text", "steps"),
+    [("7", 7), ("2048 tokens", 1), ("2047 tokens", 0), ("4.1k tokens", 2), ("1 epoch", 13), ("0.5 epochs", 7)],
 )
 def test_by_hand(text: str, steps: int) -> None:
     assert RATE.steps(Budget.parse(text)) == steps

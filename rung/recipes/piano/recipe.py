@@ -32,7 +32,11 @@ class Piano(Recipe):
     def __init__(self, cfg: keys.Config, seed: int) -> None:
         super().__init__(cfg, seed)
         self.tokenizer = Tokenizer()
-        self._what = (cfg.stage, cfg.loss_masking)  # one choice each so far; reading them makes them keys in use
+        # One choice each so far, and samples come late: read here, they do not look unused after the first eval.
+        self._what = (cfg.stage, cfg.loss_masking)
+        how = cfg.sampling
+        self._num_samples, self._num_tokens = how.num_samples, how.num_tokens
+        self._temperature, self._top_k, self._top_p = how.temperature, how.top_k or None, how.top_p
 
     def streams(self) -> Mapping[str, Stream]:
         from rung.data.stream import Windows
@@ -93,17 +97,16 @@ class Piano(Recipe):
 
         from rung.nn.generate import generate
 
-        cfg = self.cfg.sampling
         transformer = cast("Transformer", model)
         device = transformer.norm.weight.device
-        prompts = torch.full((cfg.num_samples, 1), CLS, device=device)
+        prompts = torch.full((self._num_samples, 1), CLS, device=device)
         ids = generate(
             transformer,
             prompts,
-            cfg.num_tokens,
-            temperature=cfg.temperature,
-            top_k=cfg.top_k or None,
-            top_p=cfg.top_p if cfg.top_p < 1 else None,
+            self._num_tokens,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p if self._top_p < 1 else None,
             generator=draw.generator("sample", device),
         )
         return [sample for number, row in enumerate(ids.cpu().numpy()) for sample in self._artifacts(number, row)]
@@ -114,8 +117,7 @@ class Piano(Recipe):
 
         notes = self.tokenizer.decode(ids)
         seconds = float(notes["end"].max()) if len(notes) else 0.0
-        temperature = self.cfg.sampling.temperature
-        caption = f"{len(notes)} notes, {seconds:.1f} s, from nothing but <CLS>, temperature {temperature:g}"
+        caption = f"{len(notes)} notes, {seconds:.1f} s, from nothing but <CLS>, temperature {self._temperature:g}"
         yield Sample(f"sample-{number}.mid", write_midi(notes), caption)
         yield Sample(f"sample-{number}.png", to_roll(notes, title=caption), caption)
         try:
