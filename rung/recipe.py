@@ -67,7 +67,7 @@ class Input(NamedTuple):
     how: str = "permute"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Draw:
     """Random numbers as a function of (seed, step, row, name), never of what was drawn before.
 

@@ -10,6 +10,7 @@ caching one, which is not handed out again before the copy out of it is done.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,9 @@ import torch
 
 from rung.recipe import Batch, Draw, Stream
 
+TASK_S = 0.001  # work that is worth handing to a thread
+TASK_STEPS = 16
+
 
 class Micro(NamedTuple):
     """Part of a step: which rows of the data, their places in the global batch, and their tensors."""
@@ -29,6 +33,7 @@ class Micro(NamedTuple):
     draw: Draw
     batch: Batch
     copied: torch.cuda.Event | None = None
+    copy_s: float = 0.0  # host time of sending it to the device, in the gathering thread
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,13 @@ class Origin:
     position: int = 0
 
 
+class _Ahead(NamedTuple):
+    """Some steps in a row that a worker gathers as one task."""
+
+    steps: range
+    micros: Future[list[list[Micro] | Exception]]
+
+
 class Feed:
     """`take(step)` returns the micros of that step; steps after it are already being gathered."""
 
@@ -65,9 +77,11 @@ class Feed:
         self, stream: Stream, cut: Cut, seed: int, device: torch.device, workers: int, origin: Origin = Origin()
     ) -> None:
         self._stream, self._cut, self._seed, self._device, self._origin = stream, cut, seed, device, origin
+        self._places = cut.micros()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="rung-feed") if workers else None
         self._depth = workers + 1
-        self._ahead: deque[tuple[int, Future[list[Micro]]]] = deque()
+        self._ahead: deque[_Ahead] = deque()
+        self._step_s = TASK_S  # what gathering a step takes at best, as far as we know
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def position(self, step: int) -> int:
@@ -77,27 +91,53 @@ class Feed:
     def take(self, step: int, last_step: int | None = None) -> list[Micro]:
         if self._pool is None:
             return self._arrive(self._gather(step))
-        while self._ahead and self._ahead[0][0] != step:
-            self._ahead.popleft()[1].cancel()
-        next_step = self._ahead[-1][0] + 1 if self._ahead else step
+        while self._ahead and step not in self._ahead[0].steps:
+            self._ahead.popleft().micros.cancel()
+        next_step = self._ahead[-1].steps.stop if self._ahead else step
         while len(self._ahead) <= self._depth and (last_step is None or next_step < last_step or next_step == step):
-            self._ahead.append((next_step, self._pool.submit(self._gather, next_step)))
-            next_step += 1
-        return self._arrive(self._ahead.popleft()[1].result())
+            steps = self._task(next_step, last_step)
+            self._ahead.append(_Ahead(steps, self._pool.submit(self._gather_all, steps)))
+            next_step = steps.stop
+        first = self._ahead[0]
+        micros = first.micros.result()[step - first.steps.start]
+        if isinstance(micros, Exception):
+            raise micros
+        if step + 1 == first.steps.stop:
+            self._ahead.popleft()
+        return self._arrive(micros)
 
     def close(self) -> None:
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def _task(self, step: int, last_step: int | None) -> range:
+        """Handing a task over takes about 75 us: quick steps go together, up to TASK_S of work, slow ones alone."""
+        stop = step + max(1, min(TASK_STEPS, int(TASK_S / self._step_s)))
+        return range(step, max(step + 1, stop if last_step is None else min(stop, last_step)))
+
+    def _gather_all(self, steps: range) -> list[list[Micro] | Exception]:
+        begun = time.perf_counter()
+        micros = [self._gather_or_fail(step) for step in steps]
+        self._step_s = min(self._step_s, (time.perf_counter() - begun) / len(steps))
+        return micros
+
+    def _gather_or_fail(self, step: int) -> list[Micro] | Exception:
+        """A failure belongs to its own step: those before it, gathered in the same task, are sound."""
+        try:
+            return self._gather(step)
+        except Exception as error:
+            return error
+
     def _gather(self, step: int) -> list[Micro]:
         ids = self._stream.ids(self.position(step), self._cut.rows_per_step, self._seed)
         micros = []
-        for places in self._cut.micros():
-            draw = Draw(self._seed, step, places)
-            arrays = self._stream.gather(ids[places], draw)
+        for places in self._places:
+            rows, draw = ids[places], Draw(self._seed, step, places)
+            arrays = self._stream.gather(rows, draw)
+            begun = time.perf_counter()
             batch, copied = to_device(arrays, self._device, self._copy_stream)
-            micros.append(Micro(ids[places], draw, batch, copied))
+            micros.append(Micro(rows, draw, batch, copied, time.perf_counter() - begun))
         return micros
 
     def _arrive(self, micros: Sequence[Micro]) -> list[Micro]:
@@ -115,6 +155,8 @@ def to_device(
     arrays: dict[str, np.ndarray], device: torch.device, copy_stream: torch.cuda.Stream | None = None
 ) -> tuple[Batch, torch.cuda.Event | None]:
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    if device.type == "cpu":
+        return tensors, None
     if copy_stream is None:
         return {name: tensor.to(device) for name, tensor in tensors.items()}, None
     with torch.cuda.stream(copy_stream):

@@ -11,6 +11,7 @@ manifest, names, sizes); `verify` hashes every byte. What a record is, is the re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -116,6 +117,7 @@ class StoreWriter:
         self.info: dict[str, Any] = {}
         # Not the process id: in a container every process may have the same one, also one that was killed half-way.
         self._beside = self.out.with_name(f".{self.out.name}.{uuid.uuid4().hex[:12]}.tmp")
+        self._new_folders: list[Path] = []
         self._specs: dict[str, dict[str, Any]] = {}
         self._files: dict[str, BinaryIO] = {}
         self._num_records = 0
@@ -131,10 +133,11 @@ class StoreWriter:
                 raise DataError(
                     f"{self.out} is not a store of rung (it has no manifest.json) and is left alone; pass --name"
                 )
+            self._new_folders = [folder for folder in self.out.parents if not folder.exists()]
             self._beside.mkdir(parents=True)
             self._index = (self._beside / "index.jsonl").open("wb")
         except OSError as error:
-            shutil.rmtree(self._beside, ignore_errors=True)
+            self._clear()
             raise DataError(f"cannot write {self.out}: {error.strerror}; choose another place with --name") from error
         return self
 
@@ -182,9 +185,16 @@ class StoreWriter:
         except OSError as failure:
             raise DataError(f"cannot write {self.out}: {failure.strerror}; nothing was kept") from failure
         finally:
-            shutil.rmtree(self._beside, ignore_errors=True)
+            self._clear()
         if isinstance(error, OSError) and error.errno is not None and self._is_ours(error.filename):
             raise DataError(f"cannot write {self.out}: {error.strerror}; nothing was kept") from error
+
+    def _clear(self) -> None:
+        """Removes what is half-written, and the folders that were made for it unless something is in them."""
+        shutil.rmtree(self._beside, ignore_errors=True)
+        for folder in self._new_folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _is_ours(self, filename: object) -> bool:
         """Whether an error is about what is written here rather than about something the recipe reads."""
@@ -257,6 +267,6 @@ def _is_replaceable(path: Path) -> bool:
 
 def _map(file: Path, spec: dict[str, Any]) -> np.ndarray:
     shape = (spec["rows"], *spec["row_shape"])
-    if spec["rows"] == 0:  # an empty file cannot be mapped
+    if 0 in shape:  # an empty file cannot be mapped
         return np.zeros(shape, dtype=spec["dtype"])
     return np.memmap(file, dtype=spec["dtype"], mode="r", shape=shape)

@@ -30,7 +30,6 @@ class Windows(Stream):
         self._first_row = np.concatenate(([0], np.cumsum(windows)))
         self._shift = store.starts[records] - self._first_row[:-1] * context  # row * context + shift is where it starts
         self._ends = store.starts[records] + store.lengths[records]
-        self._places = np.arange(context + 1)
         ids = store.arrays[array]
         if len(ids) < context + 1:  # too small a file to slide over
             ids = np.concatenate((ids, np.full(context + 1 - len(ids), pad, ids.dtype)))
@@ -45,7 +44,8 @@ class Windows(Stream):
         if not is_short.any():
             return {"tokens": self._view[start]}
         rows = self._view[np.minimum(start, len(self._view) - 1)]
-        for i in np.flatnonzero(start >= len(self._view)):  # the few windows that reach past the end of the file
-            rows[i, : length[i]] = self._ids[start[i] : start[i] + length[i]]
-        rows[is_short] = np.where(self._places < length[is_short, None], rows[is_short], self.pad)
+        for i in np.flatnonzero(is_short).tolist():
+            if start[i] >= len(self._view):  # one of the few that reach past the end of the file
+                rows[i, : length[i]] = self._ids[start[i] : start[i] + length[i]]
+            rows[i, length[i] :] = self.pad
         return {"tokens": rows}
