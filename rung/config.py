@@ -112,6 +112,7 @@ class Schema:
             for name, value in self._leaves(layer.tree, "", layer.source, wrong):
                 raw[name], sources[name] = value, layer.source
         values: dict[str, Any] = {}
+        refused: dict[str, str] = {}
         for name, found in self.keys.items():
             try:
                 value, origin = _follow(name, raw)
@@ -119,7 +120,10 @@ class Schema:
                 if origin:
                     sources[name] = f"{'derived' if sources[name] == 'default' else sources[name]}: from {origin}"
             except ValueError as error:
-                wrong.append(f"{name}={_shown(raw[name])} {error}")
+                refused[name] = f"{name}={_shown(raw[name])} {error}"
+        for name, line in refused.items():  # a default that only repeats another key's mistake is not one more
+            if sources[name] != "default" or not any(t in refused for t in REFERENCE.findall(str(raw[name]))):
+                wrong.append(line)
         if not wrong:
             for owner in self.owners.values():
                 wrong += _rules(_build(owner, "", values, None))

@@ -98,7 +98,7 @@ def duration(seconds: float) -> str:
         return "?"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -1,4 +1,4 @@
-"""If this fails, a run ends, evaluates or saves at another step than its config says, or at another one after a resume."""
+"""If this fails, a run ends, evaluates or saves at another step than its config says, or otherwise after a resume."""
 
 from __future__ import annotations
 
