@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -29,11 +30,13 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes a file, or the renames in a folder, survive a power cut; a disk that refuses knows no better."""
+    """Makes a file, or the renames in a folder, survive a power cut, on a disk that knows how."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks sync no folders
+            raise
     finally:
         os.close(fd)
 

@@ -46,7 +46,7 @@ def open_weights(run: str, words: tuple[str, ...], at: int | None, runs_root: Pa
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     path = find_checkpoint(str(found.path), runs_root) if at is None else saves.at(at)
     saved = checkpoint.load(path)
-    setup = build(resolved.config, resolved.recipe_class, runs_root)
+    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False)
     checkpoint.check_identity(saved, setup.recipe.identity())
     checkpoint.load_weights(setup.state.model, saved.weights, path)
     return setup, saved.step

@@ -6,6 +6,7 @@ Both are told the same rows that go into the record. Non-finite numbers are show
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ class PlainDisplay:
         self._num_steps, self._log_interval, self._baselines = num_steps, log_interval, baselines
         self._recent: deque[Mapping[str, float]] = deque(maxlen=SMOOTH_STEPS)
         self._skipped = 0
+        self._is_mute = False
 
     def step(self, step: int, row: Mapping[str, float]) -> None:
         self._recent.append(row)
@@ -62,7 +64,13 @@ class PlainDisplay:
             )
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        if self._is_mute:
+            return
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # the reader has gone, as with `| head`: no reason to stop training
+            self._is_mute = True
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python complains when it flushes at exit
 
     def close(self) -> None:
         pass

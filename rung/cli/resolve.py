@@ -12,6 +12,7 @@ import click
 
 from rung.config import Config, Layer, Schema, load_file, parse_overrides
 from rung.engine.config import Engine
+from rung.errors import ConfigError
 from rung.recipe import Recipe
 from rung.recipes import find_recipe, preset_layer
 
@@ -46,7 +47,9 @@ def resolve(
     """Defaults, then the preset (or `base` in its place), then files, then key=value words."""
     recipe_class = find_recipe(recipe_name)
     chosen = [word.partition("=")[2] for word in words if word.startswith("preset=")]
-    preset = chosen[-1] if chosen else None
+    if len(chosen) > 1:
+        raise ConfigError(f"preset is given {len(chosen)} times ({', '.join(chosen)}); keep one")
+    preset = chosen[0] if chosen else None
     rest = [word for word in words if not word.startswith("preset=")]
     if base is None or preset is not None:
         base = preset_layer(recipe_class, preset)

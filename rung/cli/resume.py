@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from rung.runs.query import Run
 
 # Keys that change where and how a run is computed and shown, not what it learns.
-FREE = ("system.", "ddp.", "logging.", "checkpoint.", "eval_interval", "sample_interval", "sampling.")
+FREE = (
+    "system.device",
+    "system.data_workers",
+    "system.threads",
+    "system.deterministic",
+    "system.compile",
+    "ddp.",
+    "logging.",
+    "checkpoint.",
+    "eval_interval",
+    "sample_interval",
+    "sampling.",
+)
 CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 
 
@@ -44,7 +56,9 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
     from rung.runs.record import Record
 
     found = open_run(run, runs_root)
-    resolved = config_of(found, words)
+    if found.status == "running":  # asked first: its saves come and go while we look
+        raise RunError(f"{found.id} is still {found.status_text}; stop it first, or start a new run")
+    resolved = same_learning(found, words)
     saves = Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:
@@ -64,23 +78,31 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
     if setup.world.is_first:
         record = Record.reopen(found.path, command=sys.argv)
         saves.sweep()
-        record.event("resume", step=step, overrides=list(words))
+        aside = saves.set_aside(after=step)
+        record.event("resume", step=step, overrides=list(words), set_aside=aside)
+        if aside:
+            print(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints", flush=True)
         print(f"{record.id} goes on at step {step}\n  " + "\n  ".join(setup.chosen), flush=True)
     follow(setup, record)
 
 
 def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
-    """The run's own config, with overrides that leave what it learns alone."""
-    base = [run_layer(run.id, run.config(), run.sources())]
-    recipe = run.document["recipe"]
+    """The run's own config with these overrides."""
+    return resolve(run.document["recipe"], words, base=[run_layer(run.id, run.config(), run.sources())])
+
+
+def same_learning(run: Run, words: tuple[str, ...]) -> Resolved:
+    """The run's own config with overrides that leave what it learns alone; refuses others."""
+    before = run.config()
+    falls_by_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
     for name in differences({}, parse_overrides(words)):
-        if not name.startswith(FREE) and name not in CUT:
+        is_free = name in CUT or (name.startswith(FREE) and not (falls_by_evals and name == "eval_interval"))
+        if not is_free:
             raise ConfigError(
                 f"{name} changes what {run.id} learns and cannot be given on resume; "
                 f"start a new run with `rung train --from {run.id} {name}=...`"
             )
-    resolved = resolve(recipe, words, base=base)
-    before = run.config()
+    resolved = config_of(run, words)
     rows = [
         tree["data"]["batch_size"] * tree["optimizer"]["gradient_accumulation_steps"]
         for tree in (before, resolved.config.tree())

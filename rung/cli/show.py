@@ -77,6 +77,7 @@ def _header(run: Run) -> None:
         "started": f"{doc.get('created')} ({age(doc.get('created'))} ago), seed {doc.get('seed')}",
         "ended": doc.get("ended"),
         "step": None if run.step is None else str(run.step),
+        "reason": doc.get("reason"),
         "best": None if best is None else _best(best),
         "versions": versions,
         "code": _code(doc.get("code") or {}),
@@ -174,8 +175,10 @@ def _resume(run: Run, root: Path) -> None:
     if run.status in ("running", "finished"):
         return
     where = "" if root == Path("runs") else f" --runs {shlex.quote(str(root))}"
-    since = f" (goes on from {run.checkpoints()[-1]})" if run.checkpoints() else " (no checkpoint: starts at step 0)"
-    click.echo(f"\nto go on: rung resume {run.id}{where}{since}")
+    if run.checkpoints():
+        click.echo(f"\nto go on: rung resume {run.id}{where} (goes on from {run.checkpoints()[-1]})")
+    else:
+        click.echo(f"\nnothing was saved; to start again: rung train --from {run.id}{where}")
 
 
 def _is_number(value: Any) -> bool:

@@ -113,7 +113,8 @@ def header(
     """Everything that was chosen for the user, with the reason."""
     from rung.units import count
 
-    lines = [f"{run_id}  {resolved.preset or ''}  {count(setup.derived['parameters'])} parameters"]
+    preset = f"  {resolved.preset}" if resolved.preset else ""
+    lines = [f"{run_id}{preset}  {count(setup.derived['parameters'])} parameters"]
     if before is not None:
         changed = differences(before, resolved.config.tree())
         what = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items()) or "nothing in the config"
@@ -144,11 +145,15 @@ def follow(setup: Setup, record: Record | None) -> None:
         raise
     finally:
         show.close()
-        if record is not None:
-            record.finish(
-                outcome.status, reason=outcome.reason, last_step=setup.state.progress.step, totals=setup.state.numbers()
-            )
+        is_failing = sys.exc_info()[0] is not None
         setup.world.leave()
+        if record is not None:
+            totals = setup.state.numbers()
+            try:
+                record.finish(outcome.status, reason=outcome.reason, last_step=totals["step"], totals=totals)
+            except UserError:  # the disk is full, say: that must not hide why the run ended
+                if not is_failing:
+                    raise
     if record is not None:
         print(closing(setup, record, outcome), flush=True)
     if outcome.status == "diverged":

@@ -7,8 +7,11 @@ samples: none of these changes what is learned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from rung.engine.config import Engine
 from rung.units import Budget
 
 
@@ -47,3 +50,42 @@ class Cadence:
             self._last_s = elapsed_s
             return True
         return self._every is not None and step > 0 and step % self._every == 0
+
+
+class Due(NamedTuple):
+    """What is to be done at a state, in this order."""
+
+    save: bool
+    eval: bool
+    sample: bool
+    end: bool
+    stop: bool
+
+    @property
+    def anything(self) -> bool:
+        return any(self)
+
+
+class Agenda:
+    """Says what is due at each state, the same on every rank."""
+
+    def __init__(
+        self, cfg: Engine, rate: Rate, num_steps: int | None, elapsed_s: float, agreed: Callable[[bool, int], bool]
+    ) -> None:
+        self._num_steps, self._max_s, self._agreed = num_steps, cfg.optimizer.max_iters.seconds, agreed
+        budgets = (cfg.checkpoint.every, cfg.eval_interval, cfg.sample_interval)
+        self._save, self._eval, self._sample = (Cadence(budget, rate, elapsed_s) for budget in budgets)
+
+    def at(self, step: int, elapsed_s: float, is_asked_to_stop: bool) -> Due:
+        end = self._num_steps is not None and step >= self._num_steps
+        # Clocks and signals differ between ranks, so what they say is agreed on.
+        if self._max_s is not None and not end:
+            end = self._agreed(elapsed_s >= self._max_s, step)
+        stop = not end and self._agreed(is_asked_to_stop, step)
+        return Due(
+            save=self._save.due(step, elapsed_s) or end or stop,
+            eval=self._eval.due(step, elapsed_s) or end,
+            sample=self._sample.due(step, elapsed_s) or end,
+            end=end,
+            stop=stop,
+        )

@@ -53,7 +53,7 @@ class Setup:
     num_steps: int | None  # None when only time ends the run
     chosen: list[str]  # what was chosen for the user, with the reason, for the header
     derived: dict[str, Any]
-    flops_per_row: int = 0
+    flops_per_row: float = 0.0
     peak_flops: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Setup:
         }
 
 
-def build(config: Config, recipe_class: type[Recipe], runs_root: Path) -> Setup:
+def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_training: bool = True) -> Setup:
     cfg: Engine = config.view("engine")
     device, why_device = choose_device(cfg.system.device)
     _set_threads(cfg)
@@ -92,7 +92,10 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path) -> Setup:
 
     torch.manual_seed(key_of(cfg.seed, "weights"))
     model = _float32(recipe.model()).to(world.device)
-    objectives = list(recipe.objectives(model))
+    objectives = [
+        objective._replace(parameters=list(objective.parameters), hidden=list(objective.hidden))
+        for objective in recipe.objectives(model)
+    ]
     trained = [_trained(objective, cfg, world) for objective in objectives]
     nominal = rate.rows_per_step * rate.targets_per_row
     setup = Setup(
@@ -115,7 +118,8 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path) -> Setup:
         derived={},
     )
     _init_weights(setup, runs_root)
-    _count(setup, objectives[0])
+    if is_training:
+        _count(setup, objectives)
     _explain(setup, why_device)
     return setup
 
@@ -226,11 +230,13 @@ def _init_weights(setup: Setup, runs_root: Path) -> None:
     setup.chosen.append(f"weights from {path} (step {saved.step})")
 
 
-def _count(setup: Setup, objective: Objective) -> None:
+def _count(setup: Setup, objectives: list[Objective]) -> None:
     """FLOPs of a row, on the first row of the data, before anything is compiled or trained."""
     feed = Feed(setup.streams["train"], Cut(1, 1), setup.cfg.seed, setup.world.device, 0)
     micro = feed.take(0)[0]
-    setup.flops_per_row = count_flops(objective, micro.batch, micro.draw)
+    flops = count_flops(objectives, micro.batch, micro.draw)
+    setup.flops_per_row = flops.per_row
+    setup.derived["forward_flops_by_module"] = flops.forward_by_module
     setup.peak_flops = peak_flops(setup.world.device, setup.precision.name)
 
 

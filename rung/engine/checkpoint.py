@@ -80,18 +80,17 @@ class Checkpoints:
             raise CheckpointError(f"{file} is damaged: it must hold step numbers; mend or delete it") from None
 
     def save(self, state: State, extra: Mapping[str, Any]) -> Path:
-        """Saves the state under its step; a whole save of the same step is left as it is, a damaged one is replaced."""
+        """Saves the state under its step, in place of an earlier save of the same step."""
         step = state.progress.step
         final = self.at(step)
         if (final / "manifest.json").is_file():
-            if problem_of(final) is None:
-                return final
             self._remove(step)
         beside = self.folder / f".{step:08d}.{os.getpid()}.tmp"
         try:
             beside.mkdir(parents=True)
             save_file(canonical(state.model), beside / "model.safetensors")
-            torch.save(state.tensors(), beside / "optimizer.pt")
+            with (beside / "optimizer.pt").open("wb") as file:  # given a path, torch.save hides what the disk said
+                torch.save(state.tensors(), file)
             numbers = {"progress": state.numbers(), **extra}
             (beside / "state.json").write_text(json.dumps(numbers, indent=1), "utf-8")
             files = {name: {"bytes": (beside / name).stat().st_size, "sha256": sha256(beside / name)} for name in FILES}
@@ -103,8 +102,8 @@ class Checkpoints:
             sync(self.folder)
         except Exception as error:
             shutil.rmtree(beside, ignore_errors=True)
-            # safetensors and torch.save wrap the operating system's word in exceptions of their own
-            if isinstance(error, OSError) or "os error" in str(error).lower() or "write" in str(error).lower():
+            # torch.save raises something of its own after the OSError; safetensors only quotes it
+            if _os_error(error) is not None or "os error" in str(error).lower():
                 raise CheckpointError(
                     f"step {step} could not be saved in {self.folder}: {_reason(error)}; earlier saves are untouched; "
                     "make room or mend the permissions, then `rung resume` the run"
@@ -112,10 +111,31 @@ class Checkpoints:
             raise
         return final
 
-    def clean(self, keep: int, up_to: int | None = None) -> None:
-        """Rotation. After a resume from an early save, later ones do not count before the run has come `up_to` them."""
-        steps = [step for step in self.steps() if up_to is None or step <= up_to]
-        for step in to_delete(steps, keep, {*self.pinned, *([self.best] if self.best is not None else [])}):
+    def set_aside(self, after: int) -> list[int]:
+        """Moves saves later than a step out of the way: a run that goes on from there has another future.
+
+        They are kept under checkpoints/aside-<n>/, where they can be loaded by path but count no more.
+        """
+        later = [step for step in self.steps() if step > after]
+        if not later:
+            return []
+        try:
+            place = self.folder / f"aside-{1 + len(list(self.folder.glob('aside-*')))}"
+            place.mkdir()
+            for step in later:
+                os.rename(self.at(step), place / self.at(step).name)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot set aside the saves after {after} in {self.folder}: {_reason(error)}"
+            ) from error
+        if self.best in later:
+            (self.folder / "best").unlink()
+        self._mark("pinned", [step for step in self.pinned if step <= after])
+        return later
+
+    def clean(self, keep: int) -> None:
+        """Rotation."""
+        for step in to_delete(self.steps(), keep, {*self.pinned, *([self.best] if self.best is not None else [])}):
             self._remove(step)
 
     def _remove(self, step: int) -> None:
@@ -275,10 +295,12 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
+def _os_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _reason(error: Exception) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return " ".join(str(error).split())[:200]
+    found = _os_error(error)
+    return found.strerror if found is not None and found.strerror else " ".join(str(error).split())[:200]

@@ -1,7 +1,8 @@
 """Where the time of a run goes: waiting for data, forward and backward, update, eval, save, samples, the rest.
 
-Host time. On a GPU the host runs ahead of the device, so the phases of one step say what the host did; their sum over
-steps is still the time that passed, because the host can only run ahead so far. Waiting for data is real either way.
+Host time; copying to the device happens beside the step, in the gathering thread, and is measured there. On a GPU the
+host runs ahead of the device, so the phases of one step say what the host did; their sum over steps is still the time
+that passed, because the host can only run ahead so far. Waiting for data is real either way.
 """
 
 from __future__ import annotations

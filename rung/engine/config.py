@@ -114,7 +114,7 @@ class Engine:
     lr: Lr = section(Lr, "The learning rate, a function of the step over the declared horizon.")
     eval_interval: Budget = key("250", "Distance between evals: steps, tokens, epochs or time; 0 = only at the end.")
     eval_iters: int = key(0, "Batches per eval, spread evenly over the fixed set; 0 = the whole set.", low=0)
-    eval_only: bool = key(False, "Evaluate init_from on every eval set, write the result, train nothing.")
+    eval_only: bool = key(False, "Evaluate init_from on every eval set, print the result as JSON, train nothing.")
     sample_interval: Budget = key("0", "Distance between samples during training; 0 = only at the end.")
     checkpoint: Checkpoint = section(Checkpoint, "Saves.")
     logging: Logging = section(Logging, "What is shown.")

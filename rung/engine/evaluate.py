@@ -78,7 +78,7 @@ class Evaluator:
                 loss = self._objective.loss(batch, draw)
                 measured = self._recipe.measure(model, batch)
             for name, pair in {"loss": (loss.sum, loss.count), **loss.parts, **measured}.items():
-                value = torch.stack([x.detach().to(self._dtype).reshape(()) for x in pair])
+                value = torch.stack([x.detach().to(self._world.device, self._dtype).reshape(()) for x in pair])
                 totals[name] = totals[name] + value if name in totals else value
         return self._divide(totals, list(totals))
 

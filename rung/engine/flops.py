@@ -7,6 +7,10 @@ is that of dense matrix products in the dtype at hand. A device that is not in t
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,11 +39,26 @@ def peak_flops(device: torch.device, dtype: str) -> float | None:
     return next((tflops * 1e12 for (part, kind), tflops in PEAKS.items() if part in name and kind == dtype), None)
 
 
-def count_flops(objective: Objective, batch: Batch, draw: Draw) -> int:
-    """FLOPs of one forward and backward of the first row of this batch. Leaves no gradients behind."""
-    parameters = [p for p in objective.parameters if p.requires_grad]
+class Flops(NamedTuple):
+    """Of one row: forward and backward of every objective, and the forward part of it by module."""
+
+    per_row: float
+    forward_by_module: dict[str, int]
+
+
+def count_flops(objectives: Sequence[Objective], batch: Batch, draw: Draw) -> Flops:
+    """Counts on the first row of this batch. Leaves no gradients behind."""
     row = {name: tensor[:1] for name, tensor in batch.items()}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = objective.loss(row, Draw(draw.seed, draw.step, draw.rows[:1]))
-        torch.autograd.grad(loss.sum, parameters, allow_unused=True)
-    return int(counter.get_total_flops())
+    draw = Draw(draw.seed, draw.step, draw.rows[:1])
+    total, by_module = 0.0, Counter[str]()
+    for objective in objectives:
+        parameters = [p for p in objective.parameters if p.requires_grad]
+        with sdpa_kernel(SDPBackend.MATH):
+            with FlopCounterMode(display=False) as forward:
+                loss = objective.loss(row, draw)
+            with FlopCounterMode(display=False) as backward:
+                torch.autograd.grad(loss.sum, parameters, allow_unused=True)
+        total += (forward.get_total_flops() + backward.get_total_flops()) / objective.every
+        for name, counts in forward.get_flop_counts().items():
+            by_module[name] += sum(counts.values())
+    return Flops(total, {name: n for name, n in by_module.items() if name != "Global" and name.count(".") <= 2 and n})

@@ -17,6 +17,8 @@ from torch import Tensor
 from rung.data.prefetch import Cut
 from rung.errors import ConfigError
 
+AGREE_STEPS = 10
+
 
 @dataclass(frozen=True)
 class World:
@@ -42,11 +44,11 @@ class World:
             for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                 tensor.copy_(part.view_as(tensor))
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on any rank; every rank must ask."""
+    def agreed(self, flag: bool, step: int) -> bool:
+        """Whether it holds on any rank. Every rank must ask; several wait for each other, so not at every step."""
         if self.size == 1:
             return flag
-        return bool(self.sum_(torch.tensor(float(flag), device=self.device)).item())
+        return step % AGREE_STEPS == 0 and bool(self.sum_(torch.tensor(float(flag), device=self.device)).item())
 
     def leave(self) -> None:
         if self.size > 1:

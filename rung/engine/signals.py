@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_LAG = 4  # steps a row may stay unread before the host waits for it
+LAG = 4  # steps a row may stay unread before the host waits for it
 
 
 class _Pending(NamedTuple):
@@ -26,8 +26,10 @@ class _Pending(NamedTuple):
 
 
 class Signals:
-    def __init__(self) -> None:
+    def __init__(self, fixed_lag: bool = False) -> None:
+        """With `fixed_lag` rows are read LAG steps late, never earlier, so that ranks act on them at the same step."""
         self._pending: deque[_Pending] = deque()
+        self._fixed_lag = fixed_lag
 
     def push(self, step: int, host: Mapping[str, float], device: Mapping[str, Tensor]) -> None:
         packed = torch.stack([value.detach().float().reshape(()) for value in device.values()])
@@ -42,9 +44,11 @@ class Signals:
         """Rows whose numbers have arrived, oldest first."""
         while self._pending:
             row = self._pending[0]
-            if row.copied is not None and not row.copied.query():
-                if not wait and len(self._pending) <= MAX_LAG:
+            if row.copied is not None and not wait:
+                is_early = len(self._pending) <= LAG
+                if is_early and (self._fixed_lag or not row.copied.query()):
                     return
+            if row.copied is not None:
                 row.copied.synchronize()
             self._pending.popleft()
             yield row.step, {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}

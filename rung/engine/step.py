@@ -57,6 +57,8 @@ class Stepper:
             prefix = "" if number == 0 else f"{objective.name}/"  # the first objective's loss is the loss of the run
             for name, value in self._train(objective, micros, lr, clock).items():
                 signals[prefix + name] = value
+        if self._precision.scaler is not None and signals:
+            self._precision.scaler.update()
         return signals
 
     def _train(self, objective: Trained, micros: Sequence[Micro], lr: float, clock: Clock) -> dict[str, Tensor]:
@@ -93,7 +95,7 @@ class Stepper:
             # Only this objective's parameters: a generator's loss flows through the discriminator and leaves it alone.
             torch.autograd.backward(scaled, inputs=objective.parameters if len(self.objectives) > 1 else None)
             for name, (value, count) in {"loss": (loss.sum, loss.count), **loss.parts}.items():
-                pair = value.detach().float(), count.detach().float()
+                pair = value.detach().float(), count.detach().to(value.device).float()
                 totals[name] = pair if name not in totals else (totals[name][0] + pair[0], totals[name][1] + pair[1])
         return totals
 
@@ -117,8 +119,6 @@ class Stepper:
             return
         for optimizer in objective.optimizers:
             scaler.step(optimizer)
-        if objective is self.objectives[-1]:
-            scaler.update()
 
 
 def seed_torch(name: str, draw: Draw) -> None:

@@ -25,7 +25,7 @@ def find_recipe(name: str) -> type[Recipe]:
     """The class of a recipe of the catalog, or of any `package.module:Class`."""
     target = CATALOG[name][0] if name in CATALOG else name
     module_name, colon, class_name = target.partition(":")
-    if not colon:
+    if not colon or not module_name or module_name.startswith("."):
         near = difflib.get_close_matches(name, CATALOG, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{name} is not a recipe{hint} (`rung recipes` lists them; your own is package.module:Class)")
@@ -38,8 +38,8 @@ def find_recipe(name: str) -> type[Recipe]:
             raise UserError(f"{name} needs {error.name}, which is not installed") from error
         raise UserError(f"no module {module_name} for recipe {name}; looked from {Path.cwd()}") from error
     found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Recipe)):
-        raise UserError(f"{module_name} has no class {class_name} that is a rung.recipe.Recipe")
+    if not (isinstance(found, type) and issubclass(found, Recipe) and hasattr(found, "Config")):
+        raise UserError(f"{module_name} has no class {class_name} that is a rung.recipe.Recipe with a Config")
     return found
 
 

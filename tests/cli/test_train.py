@@ -21,7 +21,18 @@ from rung.cli import main
 from rung.runs.query import Run, open_run
 from rung.runs.record import amend
 
-TINY = ["model.n_layer=1", "model.n_head=1", "model.n_embd=16", "data.context_size=32", "data.batch_size=4", "lr.warmup_iters=2", "eval_interval=4", "sampling.num_tokens=60", "system.device=cpu", "system.threads=1"]
+TINY = [
+    "model.n_layer=1",
+    "model.n_head=1",
+    "model.n_embd=16",
+    "data.context_size=32",
+    "data.batch_size=4",
+    "lr.warmup_iters=2",
+    "eval_interval=4",
+    "sampling.num_tokens=60",
+    "system.device=cpu",
+    "system.threads=1",
+]
 
 
 class Rung:
@@ -55,9 +66,7 @@ class Rung:
 
 
 @pytest.fixture
-def rung(
-    tmp_path: Path, piano_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Rung:
+def rung(tmp_path: Path, piano_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rung:
     return Rung(tmp_path, piano_data, monkeypatch, capsys)
 
 

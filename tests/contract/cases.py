@@ -11,7 +11,6 @@ from rung.cli.resolve import schema_of
 from rung.config import Layer, parse_overrides
 from rung.engine.build import Setup, build
 from rung.recipe import Recipe
-
 from tests.contract.toy import Toy
 
 SMALL = [

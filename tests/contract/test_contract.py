@@ -24,7 +24,6 @@ from rung.recipe import Draw
 from rung.recipes import CATALOG
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
-
 from tests.contract.cases import CASES, Case
 
 

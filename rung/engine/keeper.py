@@ -1,0 +1,135 @@
+"""What is done between steps: log, save, evaluate, sample."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rung.data.prefetch import Micro
+from rung.engine.build import Setup
+from rung.engine.checkpoint import Checkpoints
+from rung.engine.clock import Clock
+from rung.engine.evaluate import eval_mode
+from rung.engine.state import set_training
+from rung.recipe import Draw
+from rung.runs.record import Record
+
+
+class Display(Protocol):
+    """What a run shows while it goes on. It is told, and cannot answer."""
+
+    def step(self, step: int, row: Mapping[str, float]) -> None: ...
+    def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Diverged(Exception):
+    """A step was not finite and was not applied; the message has the numbers."""
+
+
+class Keeper:
+    """Changes nothing of the run but the counts of `Progress`. Without a record, on other ranks, it only takes part."""
+
+    def __init__(self, setup: Setup, record: Record | None, show: Display, clock: Clock) -> None:
+        self._setup, self._record, self._show, self._clock = setup, record, show, clock
+        self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
+        self._reported_unread = False
+        step = setup.state.progress.step  # a resumed run begins with what was read from its save
+        self._saved = step if self._saves is not None and step in self._saves.steps() else None
+
+    def host_row(self, lr: float, micros: Sequence[Micro]) -> dict[str, float]:
+        """What the host knows of the step that was just taken. Copying was done beside it, not in it."""
+        spent = self._clock.lap()
+        train_s = sum(spent.values()) - spent["eval"] - spent["save"] - spent["sample"]
+        row = {"lr": lr, "step_s": train_s, "copy_s": sum(micro.copy_s for micro in micros)}
+        row |= {f"{name}_s": seconds for name, seconds in spent.items()}
+        setup = self._setup
+        if setup.peak_flops is not None and train_s > 0:
+            flops = setup.flops_per_row * setup.cut.rows_per_step
+            row["mfu"] = flops / (train_s * setup.peak_flops * setup.world.size)
+        return row
+
+    def log(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
+        """Writes rows as they arrive; raises Diverged at the first that is not finite."""
+        progress = self._setup.state.progress
+        for step, row in rows:
+            progress.targets += int(row["targets"]) if math.isfinite(row["targets"]) else 0
+            is_finite = math.isfinite(row["loss"]) and math.isfinite(row["norm"])
+            scaled = self._setup.precision.scaler is not None
+            if not is_finite and scaled:
+                progress.skipped += 1
+                row["skipped"] = 1.0
+            if self._record is not None:
+                self._record.log(step, row)
+                self._show.step(step, row)
+            if not is_finite and (not scaled or not math.isfinite(row["loss"])):
+                progress.step = step  # no update was made since: the weights are those before this step
+                raise Diverged(f"loss {row['loss']:g}, norm {row['norm']:g} at step {step}; the update was not applied")
+
+    def save(self) -> None:
+        if self._record is None or self._saves is None:
+            return
+        state = self._setup.state
+        if state.progress.step == self._saved:
+            return
+        with self._clock.phase("save"):
+            self._saves.save(state, self._setup.save_extra())
+            self._saves.clean(self._setup.cfg.checkpoint.keep)
+        self._saved = state.progress.step
+        self._record.event("save", step=state.progress.step)
+
+    def evaluate(self) -> None:
+        state, progress = self._setup.state, self._setup.state.progress
+        if progress.eval_steps and progress.eval_steps[-1] == progress.step:
+            return
+        with self._clock.phase("eval"):
+            results = self._setup.evaluator.run(state.model)
+        set_training(state.model)
+        if not results:
+            return
+        first = next(iter(results))
+        loss = results[first]["loss"]
+        progress.evals.append(loss)
+        progress.eval_steps.append(progress.step)
+        is_best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
+        if is_best:
+            progress.best_loss, progress.best_step = loss, progress.step
+        if self._record is None or self._saves is None:
+            return
+        self._record.log(
+            progress.step, {f"eval/{s}/{name}": v for s, values in results.items() for name, v in values.items()}
+        )
+        self._record.event("eval", step=progress.step, results=results)
+        self._show.eval(progress.step, results, is_best)
+        if is_best:
+            if self._setup.cfg.checkpoint.best:
+                self.save()
+                self._saves.mark_best(progress.step)
+            self._record.update(best={"step": progress.step, "set": first, "loss": loss})
+        self._report_unread()
+
+    def sample(self) -> None:
+        """A failing sample is an event, not the end of the run."""
+        if self._record is None:
+            return
+        setup, step = self._setup, self._setup.state.progress.step
+        with self._clock.phase("sample"):
+            try:
+                with eval_mode(setup.state.model), setup.precision.autocast():
+                    made = setup.recipe.sample(setup.state.model, Draw(setup.cfg.seed, step, np.arange(1)))
+                for sample in made:
+                    self._record.add_sample(step, sample.name, sample.data, sample.caption)
+            except Exception as error:
+                self._record.event("sample_failed", step=step, error=str(error), traceback=traceback.format_exc())
+                self._show.say(f"samples at step {step} failed: {error} (training goes on; see events.ndjson)")
+
+    def _report_unread(self) -> None:
+        unread = self._setup.config.unread()
+        if unread and not self._reported_unread and self._record is not None:
+            self._record.event("unread_keys", keys=unread)
+            self._show.say(f"set, but read by nothing so far: {', '.join(unread)}")
+        self._reported_unread = True
