@@ -5,8 +5,9 @@
 
 The benchmark runs the second command and reads the loss out of the run it left behind: nats per character over the
 whole validation part, each character predicted once. nanoGPT prints 1.88 for the same model, text and number of steps,
-estimated on 240 random windows of one run. Seeds move the exact loss by about 0.02, hence three runs and their median;
-a run takes about three minutes on a quiet core. The recipe needs nothing of the engine that rung.recipe does not say.
+estimated on 240 random windows of one run. Seeds move the exact loss by about 0.02, hence several runs and their
+median; a run takes two to three minutes on a quiet core. nanoGPT's learning rate is too low for so few steps, so the
+same is done with twice that rate. The recipe needs nothing of the engine that rung.recipe does not say.
 
 The surprising thing is the order: rows are windows at random places, drawn anew for each position of the stream, so
 that an epoch is only a unit of length here and not each window once.
@@ -41,6 +42,10 @@ TEXT = Path(__file__).parents[1] / ".." / "shared" / "data" / "text_tinyshakespe
 VALIDATION_SHARE = 0.1
 NO_TARGET = 65535  # fills the last, shorter window of the validation part; the loss passes over it
 BAR_NATS = 1.90
+RATES = {  # the shape, batch and number of steps are nanoGPT's in both
+    "nanogpt-lr": ["lr.learning_rate=1e-3", "lr.min_lr=1e-4"],
+    "twice-its-lr": ["lr.learning_rate=2e-3", "lr.min_lr=2e-4"],
+}
 
 
 @dataclass
@@ -202,17 +207,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="twenty steps: does it run at all?")
     parser.add_argument("--text", type=Path, default=TEXT, help="the text to learn")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    parser.add_argument("--seeds", type=int, default=3, help="how many runs, each with a seed of its own")
+    parser.add_argument("--seeds", type=int, default=2, help="how many runs, each with a seed of its own")
     args = parser.parse_args()
     print(facts("torch", threads=args.threads), flush=True)
     words = [f"dataset.path={args.text.resolve()}", f"system.threads={args.threads}", "system.device=cpu"]
     if args.quick:
         words += ["optimizer.max_iters=20", "lr.warmup_iters=5", "eval_iters=10", "sampling.num_characters=20"]
-    num_seeds = 1 if args.quick else args.seeds
-    with tempfile.TemporaryDirectory() as folder:
-        losses = [train(Path(folder), [*words, f"seed={1337 + number}"]) for number in range(num_seeds)]
-    print("nats per character over the whole validation part; nanoGPT publishes 1.88" if not args.quick else "(quick)")
-    print(verdict("shakespeare-nats", losses, BAR_NATS, is_least=False, form=".4f"))
+    seeds = range(1337, 1337 + (1 if args.quick else args.seeds))
+    print("nats per character over the whole validation part; nanoGPT publishes 1.88, estimated on 240 windows of it")
+    for name, rates in RATES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            losses = [train(Path(folder), [*words, *rates, f"seed={seed}"]) for seed in seeds]
+        print(verdict(f"shakespeare-{name}", losses, BAR_NATS, is_least=False, form=".4f"), flush=True)
 
 
 def train(folder: Path, words: Sequence[str]) -> float:

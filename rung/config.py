@@ -170,7 +170,7 @@ def load_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"no config file {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}")

@@ -23,3 +23,7 @@ class CheckpointError(UserError):
 
 class RunError(UserError):
     """A run that does not exist, cannot be read or is in the wrong state."""
+
+
+class RecipeError(UserError):
+    """A recipe that breaks its contract with the engine."""

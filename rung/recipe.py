@@ -31,7 +31,10 @@ Report = Callable[[str, int, int], None]  # what is being done, how much of it i
 
 
 class Loss(NamedTuple):
-    """A summed loss over `count` targets, with named parts (per codebook, per task, per class of token)."""
+    """A summed loss over `count` targets, with named parts (per codebook, per task, per class of token).
+
+    The names of the parts must be the same for every batch; a part without targets has the count 0.
+    """
 
     sum: Tensor
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
@@ -39,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What one optimizer minimises. Most recipes have one; a GAN has two.
+    """What one optimizer minimises. Most recipes have one; a GAN has two, differentiated at the same weights.
 
     `hidden` names the matrices that Muon may take; a recipe that leaves it empty can only be trained with AdamW.
     """
@@ -157,8 +160,8 @@ class Recipe:
         """The first one's loss is the loss of the run, in training and in eval."""
         raise NotImplementedError
 
-    def measure(self, model: nn.Module, batch: Batch) -> Mapping[str, Part]:
-        """Further metrics of the field on an eval batch, as sums and counts."""
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
+        """Further metrics of the field on an eval batch, as sums and counts. An eval draws at step -1, always."""
         return {}
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+hypothesis.settings.register_profile("rung", deadline=None)  # no timing in tests
+hypothesis.settings.load_profile("rung")
 torch.set_num_threads(1)  # two test processes share two cores
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -6,6 +6,7 @@ So `rung --help` imports neither torch nor numpy, and a reading verb works on a 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import sys
 
@@ -69,7 +70,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="rung", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         click.echo(f"rung: {error}", err=True)
@@ -87,3 +88,8 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        click.echo(f"rung: what was to be printed could not be written: {error.strerror}", err=True)
+        sys.exit(2)

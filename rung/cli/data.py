@@ -28,7 +28,13 @@ class DataVerbs(click.Group):
 
 @click.group(cls=DataVerbs, short_help="Prepare, describe or verify a data set.", no_args_is_help=True)
 def command() -> None:
-    """Prepare the data of a recipe, or look at data that is prepared.
+    """Prepare the data of a recipe (rung data RECIPE), or look at data that is prepared (show, verify).
+
+    \b
+    rung data RECIPE [--from DIR] [--name NAME] [--replace] [KEY=VALUE]...
+      --from DIR    a folder of your own; without it the data that comes embedded
+      --name NAME   what to call it; default: what the recipe's config names
+      --replace     prepare it again if it is there already
 
     \b
     Examples:
@@ -94,9 +100,8 @@ def show(name: str, as_json: bool) -> None:
         click.echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
     for split, number in store.manifest["splits"].items():
         click.echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
-    for key, value in store.info.items():
-        text = json.dumps(value, ensure_ascii=False)
-        click.echo(f"  {key}: {text if len(text) < 200 else text[:200] + ' ...'}")
+    if "summary" in store.info:
+        click.echo(store.info["summary"])
 
 
 @command.command()

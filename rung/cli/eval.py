@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rung.cli.resolve import json_option, runs_option
+from rung.errors import RunError
 
 if TYPE_CHECKING:
     from rung.engine.build import Setup
@@ -44,11 +45,16 @@ def open_weights(run: str, words: tuple[str, ...], at: int | None, runs_root: Pa
     found = open_run(run, runs_root)
     resolved = config_of(found, words)
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
+    if at is not None and at not in saves.steps():
+        raise RunError(f"{found.id} has no save at step {at}; it has {', '.join(map(str, saves.steps())) or 'none'}")
     path = find_checkpoint(str(found.path), runs_root) if at is None else saves.at(at)
     saved = checkpoint.load(path)
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False)
-    checkpoint.check_identity(saved, setup.recipe.identity())
+    checkpoint.check_identity(saved, setup.identity)
     checkpoint.load_weights(setup.state.model, saved.weights, path)
+    for name, was in found.data().items():
+        if name in setup.data and setup.data[name]["fingerprint"] != was["fingerprint"]:
+            click.echo(f"note: {name} is other data than {found.id} was trained with", err=True)
     return setup, saved.step
 
 
@@ -63,4 +69,4 @@ def print_results(results: Mapping[str, Mapping[str, float]], data: Mapping[str,
             if part not in ("loss", "targets"):
                 click.echo(f"  {part} {value:.6f}")
         for what, value in data[name]["baselines"].items():
-            click.echo(f"  {what} {value:.6f} (a baseline on the same targets)")
+            click.echo(f"  {what} {value:.6f} (a baseline on the whole set)")

@@ -34,7 +34,7 @@ class PlainDisplay:
         if is_odd or step % self._log_interval == 0 or step + 1 == self._num_steps:
             self.say(self.line(step, row))
 
-    def line(self, step: int, row: Mapping[str, float]) -> str:
+    def line(self, step: int, row: Mapping[str, float], is_narrow: bool = False) -> str:
         """Fixed columns, units on the numbers; speed and waiting are over the last steps."""
         spent = sum(r["step_s"] for r in self._recent)
         parts = [
@@ -49,6 +49,8 @@ class PlainDisplay:
             parts.insert(5, f"mfu {100 * sum(r['mfu'] for r in self._recent) / len(self._recent):.1f} %")
         if self._skipped:
             parts.append(f"skipped {self._skipped}")
+        if is_narrow:
+            parts = [part for part in parts if not part.startswith(("norm", "lr", "mfu", "wait"))]
         if self._num_steps:
             parts.append(f"eta {duration((self._num_steps - step - 1) * spent / len(self._recent))}")
         return "  ".join(parts)
@@ -68,7 +70,7 @@ class PlainDisplay:
             return
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # the reader has gone, as with `| head`: no reason to stop training
+        except OSError:  # the reader has gone, as with `| head`, or the disk is full: no reason to stop training
             self._is_mute = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python complains when it flushes at exit
 
@@ -102,7 +104,8 @@ class LiveDisplay(PlainDisplay):
         now = time.monotonic()
         if now >= self._next_s or step + 1 == self._num_steps:
             self._next_s = now + self.REFRESH_S
-            self._bar.update(self._task, completed=step + 1, description=self.line(step, row), refresh=True)
+            line = self.line(step, row, is_narrow=self._console.width < 125)
+            self._bar.update(self._task, completed=step + 1, description=line, refresh=True)
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
@@ -122,7 +125,9 @@ class Silent:
 
 def make_display(
     num_steps: int | None, log_interval: int, baselines: Mapping[str, Mapping[str, float]]
-) -> PlainDisplay:
+) -> PlainDisplay | Silent:
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     kind = LiveDisplay if sys.stdout.isatty() else PlainDisplay
     return kind(num_steps, log_interval, baselines)
 

@@ -16,19 +16,7 @@ if TYPE_CHECKING:
     from rung.runs.query import Run
 
 # Keys that change where and how a run is computed and shown, not what it learns.
-FREE = (
-    "system.device",
-    "system.data_workers",
-    "system.threads",
-    "system.deterministic",
-    "system.compile",
-    "ddp.",
-    "logging.",
-    "checkpoint.",
-    "eval_interval",
-    "sample_interval",
-    "sampling.",
-)
+FREE = ("system.", "ddp.", "logging.", "checkpoint.", "eval_interval", "sample_interval", "sampling.")
 CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 
 
@@ -73,17 +61,17 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
             f"another run: `rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
         )
     setup = build(resolved.config, resolved.recipe_class, runs_root)
-    restore(setup, saves.at(step))
-    record = None
+    restore(setup, saves.at(step), evaluated={row["step"] for row in found.evals()})
+    record, aside = None, []
     if setup.world.is_first:
         record = Record.reopen(found.path, command=sys.argv)
         saves.sweep()
         aside = saves.set_aside(after=step)
         record.event("resume", step=step, overrides=list(words), set_aside=aside)
-        if aside:
-            print(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints", flush=True)
-        print(f"{record.id} goes on at step {step}\n  " + "\n  ".join(setup.chosen), flush=True)
-    follow(setup, record)
+    lines = [f"{found.id} goes on at step {step}", *setup.chosen]
+    if aside:
+        lines.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
+    follow(setup, record, "\n  ".join(lines))
 
 
 def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
@@ -93,6 +81,7 @@ def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
 
 def same_learning(run: Run, words: tuple[str, ...]) -> Resolved:
     """The run's own config with overrides that leave what it learns alone; refuses others."""
+    resolved = config_of(run, words)  # first: a key that does not exist is not a key that changes learning
     before = run.config()
     falls_by_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
     for name in differences({}, parse_overrides(words)):
@@ -102,7 +91,6 @@ def same_learning(run: Run, words: tuple[str, ...]) -> Resolved:
                 f"{name} changes what {run.id} learns and cannot be given on resume; "
                 f"start a new run with `rung train --from {run.id} {name}=...`"
             )
-    resolved = config_of(run, words)
     rows = [
         tree["data"]["batch_size"] * tree["optimizer"]["gradient_accumulation_steps"]
         for tree in (before, resolved.config.tree())

@@ -15,7 +15,9 @@ from rung.cli.resolve import json_option, runs_option
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to sample from; default: the best one, else the last.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Where to put them; default: ./samples/RUN."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to put them; default: ./samples/RUN/STEP-seed-N.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives other samples.")
 @json_option
@@ -34,15 +36,13 @@ def command(
     import numpy as np
 
     from rung.cli.eval import open_weights
-    from rung.engine.evaluate import eval_mode
     from rung.errors import UserError
     from rung.recipe import Draw
     from rung.runs.query import open_run
 
-    out = out or Path("samples") / open_run(run, runs_root).id
     setup, step = open_weights(run, words, at, runs_root)
-    with eval_mode(setup.state.model), setup.precision.autocast():
-        made = setup.recipe.sample(setup.state.model, Draw(seed, step, np.arange(1)))
+    out = out or Path("samples") / open_run(run, runs_root).id / f"{step}-seed-{seed}"
+    made = setup.samples(Draw(seed, step, np.arange(1)))
     if not made:
         raise UserError(f"the recipe of {run} makes no samples")
     rows = []

@@ -13,7 +13,7 @@ import click
 
 from rung.cli.ls import age, print_table, summary
 from rung.runs.files import to_json
-from rung.runs.query import Run, open_run
+from rung.runs.query import Run, open_run, ref
 from rung.units import size
 
 _NUM_EVALS = 10
@@ -43,7 +43,7 @@ def command(run: str, root: Path, as_json: bool) -> None:
         return
     for part in (_header, _config, _evals, _files, _events):
         part(found)
-    _resume(found, root)
+    _resume(found)
 
 
 def _everything(run: Run) -> dict[str, Any]:
@@ -171,14 +171,14 @@ def _events(run: Run) -> None:
     print_table(["step", "kind", "what"], rows, numeric=(0,))
 
 
-def _resume(run: Run, root: Path) -> None:
+def _resume(run: Run) -> None:
     if run.status in ("running", "finished"):
         return
-    where = "" if root == Path("runs") else f" --runs {shlex.quote(str(root))}"
+    name = ref(run.path, run.id)
     if run.checkpoints():
-        click.echo(f"\nto go on: rung resume {run.id}{where} (goes on from {run.checkpoints()[-1]})")
+        click.echo(f"\nto go on: rung resume {name} (goes on from {run.checkpoints()[-1]})")
     else:
-        click.echo(f"\nnothing was saved; to start again: rung train --from {run.id}{where}")
+        click.echo(f"\nnothing was saved; to start again: rung train --from {name}")
 
 
 def _is_number(value: Any) -> bool:

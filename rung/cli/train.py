@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ def train(
     from rung.engine.build import build
     from rung.runs.record import Record
 
-    setup = build(resolved.config, resolved.recipe_class, runs_root)
+    is_training = not resolved.config.values["eval_only"]
+    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
     if setup.cfg.eval_only:
         from rung.cli.eval import print_results
 
@@ -103,8 +105,7 @@ def train(
             tags=tags,
             code_root=Path.cwd(),
         )
-        print(header(record.id, resolved, setup, parent, why, before), flush=True)
-    follow(setup, record)
+    follow(setup, record, "" if record is None else header(record.id, resolved, setup, parent, why, before))
 
 
 def header(
@@ -120,29 +121,38 @@ def header(
         what = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items()) or "nothing in the config"
         lines.append(f"from {parent}: {what}")
     if why:
-        lines.append(f'why: "{why}"')
+        lines.append(f'why: "{" ".join(why.split())}"')
     return "\n  ".join(lines + setup.chosen)
 
 
-def follow(setup: Setup, record: Record | None) -> None:
+def follow(setup: Setup, record: Record | None, first_words: str) -> None:
     """Trains with a display and ends the record with what became of it."""
-    from rung.cli.progress import Silent, make_display
+    from rung.cli.progress import PlainDisplay, Silent, make_display
     from rung.engine.loop import Outcome, fit
 
-    baselines = {name: described["baselines"] for name, described in setup.data.items()}
-    show = Silent() if record is None else make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
     outcome = Outcome("crashed", "an error of rung or of the recipe")
+    show: PlainDisplay | Silent = Silent()
     try:
+        if record is not None:
+            baselines = {name: described["baselines"] for name, described in setup.data.items()}
+            show = make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
+            show.say(first_words)
         outcome = fit(setup, record, show)
     except UserError as error:  # a full disk, say: the run can go on once it is mended
         outcome = Outcome("stopped", str(error))
         raise
-    except KeyboardInterrupt:
-        outcome = Outcome("stopped", "interrupted twice")
-        raise
     except BaseException as error:
         outcome = Outcome("crashed", f"{type(error).__name__}: {error}")
-        raise
+        if _is_interrupt(error):
+            outcome = Outcome("stopped", "interrupted twice", signal.SIGINT)
+        elif _is_out_of_memory(error):
+            raise UserError(
+                f"out of memory at step {setup.state.progress.step}: {str(error).splitlines()[0][:160]}; lower "
+                f"data.batch_size={setup.cfg.data.batch_size} (and raise optimizer.gradient_accumulation_steps), or "
+                "take a smaller model or context"
+            ) from error
+        else:
+            raise
     finally:
         show.close()
         is_failing = sys.exc_info()[0] is not None
@@ -155,13 +165,30 @@ def follow(setup: Setup, record: Record | None) -> None:
                 if not is_failing:
                     raise
     if record is not None:
-        print(closing(setup, record, outcome), flush=True)
+        show.say(closing(setup, record, outcome))
     if outcome.status == "diverged":
         sys.exit(1)
+    if outcome.signal:  # as the shell does: what comes after `&&` must not take this for the end of training
+        sys.exit(128 + outcome.signal)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is at the root of it; torch's file writer raises something of its own on top."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def closing(setup: Setup, record: Record, outcome: Any) -> str:
     """The run's id, its best eval loss, and the paths to look at."""
+    from rung.engine.checkpoint import Checkpoints
+    from rung.runs.query import ref
     from rung.units import count, duration
 
     progress = setup.state.progress
@@ -173,17 +200,18 @@ def closing(setup: Setup, record: Record, outcome: Any) -> str:
         name = next(iter(setup.evaluator.streams))
         base = "".join(f", {what} {value:.4f}" for what, value in setup.streams[name].baselines.items())
         lines.append(f"best {name} loss {progress.best_loss:.4f} at step {progress.best_step}{base}")
-    path = _near(record.path)
+    path, name = _near(record.path), ref(record.path, record.id)
     samples = sorted((path / "samples").glob("*/*"))
     if samples:
         lines += [f"look at {sample}" for sample in samples if sample.parent == samples[-1].parent]
-    lines.append(f"look at {path}, or `rung show {record.id}`")
+    lines.append(f"look at {path}, or `rung show {name}`")
+    saves = Checkpoints(record.path / "checkpoints").steps()
     if outcome.status == "stopped":
-        lines.append(f"go on with `rung resume {record.id}`")
+        again = f"go on with `rung resume {name}` (saved at step {saves[-1]})" if saves else "nothing was saved"
+        lines.append(again)
     if outcome.status == "diverged":
-        lines.append(
-            f"the weights on disk are from before it; try a lower lr.learning_rate: `rung train --from {record.id} ...`"
-        )
+        kept = f"the save of step {saves[-1]} is from before it" if saves else "nothing was saved before it"
+        lines.append(f"{kept}; try a lower lr.learning_rate: `rung train --from {name} lr.learning_rate=...`")
     return "\n".join(lines)
 
 

@@ -154,7 +154,9 @@ class Feed:
 def to_device(
     arrays: dict[str, np.ndarray], device: torch.device, copy_stream: torch.cuda.Stream | None = None
 ) -> tuple[Batch, torch.cuda.Event | None]:
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    # A view of the data set itself must not reach a loss that may write into it.
+    own = {name: a if a.flags.owndata and a.flags.c_contiguous else a.copy() for name, a in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in own.items()}
     if device.type == "cpu":
         return tensors, None
     if copy_stream is None:

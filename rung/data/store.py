@@ -58,21 +58,18 @@ class Store:
         for name, spec in manifest["files"].items():
             file = path / name
             if not file.is_file():
-                raise DataError(
-                    f"{path} is damaged: {name} is missing; "
-                    f"prepare it again with `rung data {manifest['kind']} --replace`"
-                )
+                raise DataError(f"{path} is damaged: {name} is missing; {_again(path, manifest['kind'])}")
             if file.stat().st_size != spec["bytes"]:
                 raise DataError(
                     f"{path} is damaged: {name} has {file.stat().st_size} bytes, the manifest says {spec['bytes']}; "
-                    f"prepare it again with `rung data {manifest['kind']} --replace`"
+                    f"{_again(path, manifest['kind'])}"
                 )
         try:
             return cls(path, manifest)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is damaged: its index, splits or arrays cannot be read ({error}); "
-                f"prepare it again with `rung data {manifest['kind']} --replace`"
+                f"{_again(path, manifest['kind'])}"
             ) from error
 
     @property
@@ -86,7 +83,7 @@ class Store:
     def split(self, name: str) -> np.ndarray:
         """Record numbers of a split, in order."""
         if name not in self._splits:
-            raise DataError(f"{self.path} has no split {name!r}; it has {', '.join(self._splits)}")
+            raise DataError(f"{self.path} has no split {name!r}, only {', '.join(self._splits)}; prepare more data")
         return np.array(self._splits[name], dtype=np.int64)
 
     @property
@@ -240,6 +237,10 @@ def place(name: str) -> Path:
     return path if len(path.parts) > 1 or path.is_absolute() else Path(os.environ.get("RUNG_DATA", "data")) / name
 
 
+def _again(path: Path, kind: str = "RECIPE") -> str:
+    return f"prepare it again: `rung data {kind} --name {path.name} --replace`, with the same --from as before"
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
@@ -249,15 +250,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}); prepare the data again with `rung data --replace`") from error
+        raise DataError(f"{file} is damaged ({error}); {_again(path)}") from error
     if not isinstance(manifest, dict):
-        raise DataError(f"{file} is damaged (it holds no keys); prepare the data again with `rung data --replace`")
+        raise DataError(f"{file} is damaged (it holds no keys); {_again(path)}")
     if manifest.get("schema") != SCHEMA:
         raise DataError(f"{path} has schema {manifest.get('schema')}, this rung reads {SCHEMA}; prepare the data again")
     missing = [name for name, kind in _MANIFEST.items() if not isinstance(manifest.get(name), kind)]
     if missing:
         what = ", ".join(missing)
-        raise DataError(f"{file} is damaged (no {what}); prepare the data again with `rung data --replace`")
+        raise DataError(f"{file} is damaged (no {what}); {_again(path)}")
     return manifest
 
 

@@ -43,13 +43,17 @@ class Cadence:
         if self._every is not None:
             self._every = max(1, self._every)
         self._every_s = None if budget.is_never else budget.seconds
-        self._last_s = elapsed_s
+        self._times_due = self._times(elapsed_s)
 
     def due(self, step: int, elapsed_s: float) -> bool:
-        if self._every_s is not None and elapsed_s - self._last_s >= self._every_s:
-            self._last_s = elapsed_s
+        if self._times(elapsed_s) > self._times_due:
+            self._times_due = self._times(elapsed_s)
             return True
         return self._every is not None and step > 0 and step % self._every == 0
+
+    def _times(self, elapsed_s: float) -> int:
+        """How often it was due by now, over all attempts: a run that is stopped every hour still gets its evals."""
+        return int(elapsed_s // self._every_s) if self._every_s else 0
 
 
 class Due(NamedTuple):
@@ -70,8 +74,15 @@ class Agenda:
     """Says what is due at each state, the same on every rank."""
 
     def __init__(
-        self, cfg: Engine, rate: Rate, num_steps: int | None, elapsed_s: float, agreed: Callable[[bool, int], bool]
+        self,
+        cfg: Engine,
+        rate: Rate,
+        num_steps: int | None,
+        elapsed_s: float,
+        agreed: Callable[[bool, int], bool],
+        redo_eval_at: int | None = None,
     ) -> None:
+        self._redo_eval_at = redo_eval_at
         self._num_steps, self._max_s, self._agreed = num_steps, cfg.optimizer.max_iters.seconds, agreed
         budgets = (cfg.checkpoint.every, cfg.eval_interval, cfg.sample_interval)
         self._save, self._eval, self._sample = (Cadence(budget, rate, elapsed_s) for budget in budgets)
@@ -84,7 +95,7 @@ class Agenda:
         stop = not end and self._agreed(is_asked_to_stop, step)
         return Due(
             save=self._save.due(step, elapsed_s) or end or stop,
-            eval=self._eval.due(step, elapsed_s) or end,
+            eval=self._eval.due(step, elapsed_s) or end or step == self._redo_eval_at,
             sample=self._sample.due(step, elapsed_s) or end,
             end=end,
             stop=stop,

@@ -6,8 +6,10 @@ own keys are never rewritten.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,16 @@ from rung.data.prefetch import Cut, Feed, Origin
 from rung.engine import checkpoint
 from rung.engine.budget import Rate
 from rung.engine.config import SCRATCH, Engine, Lr
-from rung.engine.evaluate import Evaluator
+from rung.engine.evaluate import Evaluator, eval_mode
 from rung.engine.flops import count_flops, peak_flops
-from rung.engine.guard import Guard
 from rung.engine.optim import build_optimizers
 from rung.engine.parallel import World, join, share
 from rung.engine.precision import Precision, choose_device
 from rung.engine.schedule import Schedule
 from rung.engine.state import State
-from rung.engine.step import Stepper, Trained
-from rung.errors import CheckpointError, ConfigError
-from rung.recipe import Objective, Recipe, Stream, key_of
+from rung.engine.step import Stepper, Trained, seed_torch
+from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
+from rung.recipe import Draw, Objective, Recipe, Sample, Stream, key_of
 from rung.runs.query import open_run
 
 
@@ -56,6 +57,16 @@ class Setup:
     flops_per_row: float = 0.0
     peak_flops: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    redo_eval_at: int | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the weights mean, as a checkpoint can keep it: in JSON a tuple is a list."""
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(dict(self.recipe.identity())))
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"identity() must be plain text, numbers and lists ({error})") from None
+        return plain
 
     def feed(self) -> Feed:
         progress = self.state.progress
@@ -68,10 +79,17 @@ class Setup:
             Origin(progress.step, progress.position),
         )
 
+    def samples(self, draw: Draw) -> Sequence[Sample]:
+        """What the recipe makes of the weights as they are; the same for the same weights and draw."""
+        seed_torch("sample", draw)
+        with eval_mode(self.state.model), self.precision.autocast():
+            return self.recipe.sample(self.state.model, draw)
+
     def save_extra(self) -> dict[str, Any]:
         """What a checkpoint says besides its tensors and numbers."""
         return {
-            "identity": dict(self.recipe.identity()),
+            "identity": self.identity,
+            "dtype": self.precision.name,
             "config": self.config.tree(),
             "train_fingerprint": self.streams["train"].fingerprint,
         }
@@ -85,6 +103,7 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
     precision = Precision(cfg.system.dtype, world.device)
     recipe = recipe_class(config.view("recipe"), cfg.seed)
     streams = recipe.streams()
+    _check_streams(streams)
     _check_clocks(cfg, world)
     cut = share(cfg.data.batch_size, cfg.optimizer.gradient_accumulation_steps, world)
     train = streams["train"]
@@ -96,6 +115,7 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
         objective._replace(parameters=list(objective.parameters), hidden=list(objective.hidden))
         for objective in recipe.objectives(model)
     ]
+    _check_objectives(objectives)
     trained = [_trained(objective, cfg, world) for objective in objectives]
     nominal = rate.rows_per_step * rate.targets_per_row
     setup = Setup(
@@ -105,7 +125,7 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
         world=world,
         precision=precision,
         streams=streams,
-        state=State(model, trained, precision.scaler),
+        state=State(model, trained, precision.loss_scale),
         stepper=Stepper(trained, precision, world, nominal, cfg.optimizer.grad_clip),
         evaluator=Evaluator(
             recipe, streams, trained[0], precision, world, cfg.data.batch_size, cfg.eval_iters, cfg.seed
@@ -124,20 +144,30 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
     return setup
 
 
-def restore(setup: Setup, path: Path) -> None:
-    """Brings a run back to the state of a checkpoint: the next step will be the one that would have come."""
+def restore(setup: Setup, path: Path, evaluated: Container[int] = ()) -> None:
+    """Brings a run back to the state of a checkpoint: the next step will be the one that would have come.
+
+    `evaluated` are the steps at which the record has evals. One at this very step is done again, so that what follows
+    stands in one segment of the record, and the best so far is known though the save was made before the eval.
+    """
     saved = checkpoint.load(path)
-    checkpoint.check_identity(saved, setup.recipe.identity())
+    checkpoint.check_identity(saved, setup.identity)
     fingerprint = setup.streams["train"].fingerprint
     if saved.state["train_fingerprint"] != fingerprint:
         raise CheckpointError(
             f"{path} was trained on data {saved.state['train_fingerprint']}, the data here is {fingerprint}; a resumed "
             "run must see the same data: bring it back, or start a new run with init_from"
         )
+    if saved.state["dtype"] != setup.precision.name:
+        raise CheckpointError(
+            f"{path} was trained in {saved.state['dtype']}, here it would go on in {setup.precision.name}; "
+            f"add system.dtype={saved.state['dtype']}"
+        )
     checkpoint.load_weights(setup.state.model, saved.weights, path)
     setup.state.load_tensors(saved.tensors())
     progress = saved.progress
-    # What is due at this step is done again after a resume, so that its rows stand in one segment of the record.
+    if progress.step in progress.eval_steps or progress.step in evaluated:
+        setup.redo_eval_at = progress.step
     kept = [(s, loss) for s, loss in zip(progress.eval_steps, progress.evals) if s < progress.step]
     progress.eval_steps, progress.evals = [s for s, _ in kept], [loss for _, loss in kept]
     # So is its being the best: the process may have been killed after the save and before it was marked.
@@ -174,6 +204,25 @@ def _check_clocks(cfg: Engine, world: World) -> None:
             )
 
 
+def _check_streams(streams: Mapping[str, Stream]) -> None:
+    if "train" not in streams:
+        raise RecipeError(f"the recipe has no stream called train; it has {', '.join(streams) or 'none'}")
+    for name, stream in streams.items():
+        if stream.num_rows < 1:
+            raise DataError(f"the stream {name} has no rows; prepare other data, or leave the stream out")
+
+
+def _check_objectives(objectives: Sequence[Objective]) -> None:
+    if not objectives or objectives[0].every != 1:
+        raise RecipeError("the first objective is the loss of the run and must be trained at every step: every=1")
+    names = [objective.name for objective in objectives]
+    owners = Counter(id(p) for objective in objectives for p in {id(p): p for p in objective.parameters}.values())
+    if len(set(names)) < len(names):
+        raise RecipeError(f"two objectives have one name ({', '.join(names)}); rename one")
+    if any(number > 1 for number in owners.values()):
+        raise RecipeError(f"a parameter belongs to two objectives ({', '.join(names)}); give it to one")
+
+
 def _set_threads(cfg: Engine) -> None:
     if cfg.system.threads:
         torch.set_num_threads(cfg.system.threads)
@@ -195,7 +244,7 @@ def _trained(objective: Objective, cfg: Engine, world: World) -> Trained:
         raise ConfigError(f"objective {objective.name} has no parameter to train: everything it names is frozen")
     optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
     loss = torch.compile(objective.loss, dynamic=False) if cfg.system.compile else objective.loss
-    return Trained(objective.name, loss, parameters, optimizers, Guard(world.device, optimizers), objective.every)
+    return Trained(objective.name, loss, parameters, optimizers, objective.every)
 
 
 def _schedule(lr: Lr, rate: Rate) -> Schedule:
@@ -225,7 +274,7 @@ def _init_weights(setup: Setup, runs_root: Path) -> None:
         return
     path = find_checkpoint(setup.cfg.init_from, runs_root)
     saved = checkpoint.load(path)
-    checkpoint.check_identity(saved, setup.recipe.identity())
+    checkpoint.check_identity(saved, setup.identity)
     checkpoint.load_weights(setup.state.model, saved.weights, path)
     setup.chosen.append(f"weights from {path} (step {saved.step})")
 
@@ -234,7 +283,16 @@ def _count(setup: Setup, objectives: list[Objective]) -> None:
     """FLOPs of a row, on the first row of the data, before anything is compiled or trained."""
     feed = Feed(setup.streams["train"], Cut(1, 1), setup.cfg.seed, setup.world.device, 0)
     micro = feed.take(0)[0]
-    flops = count_flops(objectives, micro.batch, micro.draw)
+    training = setup.state.model.training
+    setup.state.model.eval()  # or one row would move running statistics
+    try:
+        with setup.precision.autocast():
+            flops = count_flops(objectives, micro.batch, micro.draw)
+    except Exception as error:  # some models cannot go through it: then there is no count, and no mfu
+        setup.chosen.append(f"arithmetic not counted: {type(error).__name__}: {error}")
+        return
+    finally:
+        setup.state.model.train(training)
     setup.flops_per_row = flops.per_row
     setup.derived["forward_flops_by_module"] = flops.forward_by_module
     setup.peak_flops = peak_flops(setup.world.device, setup.precision.name)

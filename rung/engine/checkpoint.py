@@ -88,7 +88,8 @@ class Checkpoints:
         beside = self.folder / f".{step:08d}.{os.getpid()}.tmp"
         try:
             beside.mkdir(parents=True)
-            save_file(canonical(state.model), beside / "model.safetensors")
+            weights = {name: tensor.contiguous() for name, tensor in canonical(state.model).items()}
+            save_file(weights, beside / "model.safetensors")
             with (beside / "optimizer.pt").open("wb") as file:  # given a path, torch.save hides what the disk said
                 torch.save(state.tensors(), file)
             numbers = {"progress": state.numbers(), **extra}

@@ -120,8 +120,12 @@ class Engine:
     logging: Logging = section(Logging, "What is shown.")
 
     def check(self) -> Iterator[str]:
+        if self.optimizer.max_iters.is_never:
+            yield f"optimizer.max_iters={self.optimizer.max_iters} trains nothing; give 1 or more, or eval_only=true"
         if self.eval_only and self.init_from in SCRATCH:
             yield f"eval_only=true needs weights, but init_from={self.init_from}; name a run or a checkpoint"
+        if self.lr.schedule == "plateau" and self.lr.decay_lr and self.eval_interval.seconds is not None:
+            yield f"lr.schedule=plateau follows the evals, but eval_interval={self.eval_interval} is a time; give steps"
         horizon = self.lr.lr_decay_iters
         falls = self.lr.decay_lr and self.lr.schedule in ("cosine", "linear", "wsd")
         if falls and horizon.steps is None and horizon.targets is None and horizon.epochs is None:

@@ -1,7 +1,8 @@
 """Exact averages over a fixed set, with the loss of training.
 
 Sums and counts are added over the whole set (and all ranks) and divided once, so the result does not depend on the
-batch size. Nothing of the run is touched: weights stay, the model's mode comes back, random numbers are keyed by row.
+batch size. Nothing of the run is touched: weights stay, the model's mode comes back, and random numbers are keyed by
+the place in the set.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rung.data.prefetch import to_device
 from rung.engine.parallel import World
 from rung.engine.precision import Precision
 from rung.engine.step import Trained, seed_torch
+from rung.engine.sums import Sums
 from rung.recipe import Draw, Recipe, Stream
 
 EVAL_STEP = -1  # the step of eval draws: an eval is the same whenever it happens
@@ -51,7 +53,6 @@ class Evaluator:
     ) -> None:
         self._recipe, self._objective, self._precision, self._world = recipe, objective, precision, world
         self._batch_size, self._eval_iters, self._seed = batch_size, eval_iters, seed
-        self._dtype = torch.float32 if world.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         self.streams = {name: stream for name, stream in streams.items() if name != "train"}
 
     def run(self, model: nn.Module) -> dict[str, dict[str, float]]:
@@ -67,7 +68,7 @@ class Evaluator:
         return np.arange(wanted) * stream.num_rows // wanted
 
     def _one(self, model: nn.Module, stream: Stream) -> dict[str, float]:
-        totals: dict[str, torch.Tensor] = {}
+        sums = Sums(self._world.device)
         rows = self.rows(stream)
         for start in range(self._world.rank * self._batch_size, len(rows), self._world.size * self._batch_size):
             places = np.arange(start, min(start + self._batch_size, len(rows)))
@@ -75,22 +76,11 @@ class Evaluator:
             batch, _ = to_device(stream.gather(rows[places], draw), self._world.device)
             seed_torch("eval", draw)
             with self._precision.autocast():
-                loss = self._objective.loss(batch, draw)
-                measured = self._recipe.measure(model, batch)
-            for name, pair in {"loss": (loss.sum, loss.count), **loss.parts, **measured}.items():
-                value = torch.stack([x.detach().to(self._world.device, self._dtype).reshape(()) for x in pair])
-                totals[name] = totals[name] + value if name in totals else value
-        return self._divide(totals, list(totals))
-
-    def _divide(self, totals: dict[str, torch.Tensor], names: list[str]) -> dict[str, float]:
-        names = self._same_names(names)
-        zero = torch.zeros(2, dtype=self._dtype, device=self._world.device)
-        packed = self._world.sum_(torch.stack([totals.get(name, zero) for name in names]))
-        result = {
-            name: value / count if count else float("nan") for name, (value, count) in zip(names, packed.tolist())
-        }
-        result["targets"] = packed[names.index("loss")][1].item()
-        return result
+                sums.add(self._objective.loss(batch, draw), self._recipe.measure(model, batch, draw))
+        names = self._same_names(sums.names)
+        packed = self._world.sum_(sums.packed(names)).tolist()
+        result = {name: value / count for name, (value, count) in zip(names, packed, strict=True) if count}
+        return {"loss": float("nan"), **result, "targets": packed[names.index("loss")][1]}
 
     def _same_names(self, names: list[str]) -> list[str]:
         """A rank without rows has seen no part; all ranks must sum the same ones."""

@@ -1,8 +1,8 @@
-"""Keeps a non-finite step from being applied.
+"""Keeps a bad step from being applied.
 
-A fused optimizer honours `found_inf`, a tensor on the device: when it is 1 the whole update is skipped there, moments
-and step number included. The flag is sticky, so that however late the host reads the signals, the weights and the
-optimizer are still exactly those before the first bad step; and it costs neither a copy nor a wait. Optimizers that do
+A fused optimizer honours `found_inf`, a tensor on the device: when it is 1 the whole update is left out there, moments
+and step number included. The latch is sticky, so that however late the host reads the signals, the weights and the
+optimizers are still exactly those before the first bad step; and it costs neither a copy nor a wait. Optimizers that do
 not know the flag make the host look at it before each update.
 """
 
@@ -15,17 +15,20 @@ from torch import Tensor
 
 
 class Guard:
-    def __init__(self, device: torch.device, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._latch = torch.zeros((), device=device)
-        self._all_fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+    def __init__(self, device: torch.device) -> None:
+        self.latch = torch.zeros((), device=device)  # one tensor for good, so that a captured graph may hold it
 
-    def update(self, optimizers: Sequence[torch.optim.Optimizer], loss_sum: Tensor, norm: Tensor) -> None:
-        """Steps the optimizers, unless this step or an earlier one was not finite."""
-        is_bad = ~(torch.isfinite(loss_sum) & torch.isfinite(norm))
-        self._latch = torch.maximum(self._latch, is_bad.to(self._latch.dtype))
-        if not self._all_fused and self._latch.item():
+    def judge(self, is_bad: Tensor, is_fatal: Tensor) -> Tensor:
+        """1 where this step must not be applied; after a fatal one, no step is."""
+        torch.maximum(self.latch, is_fatal.to(self.latch.dtype), out=self.latch)
+        return torch.maximum(self.latch, is_bad.to(self.latch.dtype))
+
+    def apply(self, optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
+        """Steps the optimizers of an objective, all or none."""
+        all_fused = all(getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers)
+        if not all_fused and skip.item():
             return
         for optimizer in optimizers:
-            if self._all_fused:
-                optimizer.found_inf = self._latch  # type: ignore[attr-defined]
+            if all_fused:
+                optimizer.found_inf = skip  # type: ignore[attr-defined]
             optimizer.step()

@@ -13,8 +13,6 @@ from rung.data.prefetch import Micro
 from rung.engine.build import Setup
 from rung.engine.checkpoint import Checkpoints
 from rung.engine.clock import Clock
-from rung.engine.evaluate import eval_mode
-from rung.engine.state import set_training
 from rung.recipe import Draw
 from rung.runs.record import Record
 
@@ -32,12 +30,13 @@ class Diverged(Exception):
 
 
 class Keeper:
-    """Changes nothing of the run but the counts of `Progress`. Without a record, on other ranks, it only takes part."""
+    """Changes nothing that is learned. Without a record, on ranks other than the first, it only takes part in evals."""
 
     def __init__(self, setup: Setup, record: Record | None, show: Display, clock: Clock) -> None:
         self._setup, self._record, self._show, self._clock = setup, record, show, clock
         self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
         self._reported_unread = False
+        self._keep, self._saves_best = setup.cfg.checkpoint.keep, setup.cfg.checkpoint.best
         step = setup.state.progress.step  # a resumed run begins with what was read from its save
         self._saved = step if self._saves is not None and step in self._saves.steps() else None
 
@@ -54,21 +53,23 @@ class Keeper:
         return row
 
     def log(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
-        """Writes rows as they arrive; raises Diverged at the first that is not finite."""
+        """Writes rows as they arrive; raises Diverged at the first whose step could not be applied and ends the run."""
         progress = self._setup.state.progress
         for step, row in rows:
-            progress.targets += int(row["targets"]) if math.isfinite(row["targets"]) else 0
-            is_finite = math.isfinite(row["loss"]) and math.isfinite(row["norm"])
-            scaled = self._setup.precision.scaler is not None
-            if not is_finite and scaled:
-                progress.skipped += 1
-                row["skipped"] = 1.0
+            has_diverged = row.pop("diverged") > 0
+            if not has_diverged:
+                progress.targets += int(row["targets"])
+                progress.skipped += int(row["skipped"])
             if self._record is not None:
                 self._record.log(step, row)
                 self._show.step(step, row)
-            if not is_finite and (not scaled or not math.isfinite(row["loss"])):
-                progress.step = step  # no update was made since: the weights are those before this step
-                raise Diverged(f"loss {row['loss']:g}, norm {row['norm']:g} at step {step}; the update was not applied")
+            if has_diverged:  # no update was made since: the weights are those before this step
+                progress.position -= (progress.step - step) * self._setup.cut.rows_per_step
+                progress.step = step
+                bad = ", ".join(f"{name} {value:g}" for name, value in row.items() if not math.isfinite(value))
+                raise Diverged(
+                    f"{bad or 'float16 overflowed at every scale'} at step {step}; the update was not applied"
+                )
 
     def save(self) -> None:
         if self._record is None or self._saves is None:
@@ -78,7 +79,7 @@ class Keeper:
             return
         with self._clock.phase("save"):
             self._saves.save(state, self._setup.save_extra())
-            self._saves.clean(self._setup.cfg.checkpoint.keep)
+            self._saves.clean(self._keep)
         self._saved = state.progress.step
         self._record.event("save", step=state.progress.step)
 
@@ -88,7 +89,6 @@ class Keeper:
             return
         with self._clock.phase("eval"):
             results = self._setup.evaluator.run(state.model)
-        set_training(state.model)
         if not results:
             return
         first = next(iter(results))
@@ -106,7 +106,7 @@ class Keeper:
         self._record.event("eval", step=progress.step, results=results)
         self._show.eval(progress.step, results, is_best)
         if is_best:
-            if self._setup.cfg.checkpoint.best:
+            if self._saves_best:
                 self.save()
                 self._saves.mark_best(progress.step)
             self._record.update(best={"step": progress.step, "set": first, "loss": loss})
@@ -119,9 +119,7 @@ class Keeper:
         setup, step = self._setup, self._setup.state.progress.step
         with self._clock.phase("sample"):
             try:
-                with eval_mode(setup.state.model), setup.precision.autocast():
-                    made = setup.recipe.sample(setup.state.model, Draw(setup.cfg.seed, step, np.arange(1)))
-                for sample in made:
+                for sample in setup.samples(Draw(setup.cfg.seed, step, np.arange(1))):
                     self._record.add_sample(step, sample.name, sample.data, sample.caption)
             except Exception as error:
                 self._record.event("sample_failed", step=step, error=str(error), traceback=traceback.format_exc())

@@ -8,6 +8,7 @@ arrived, written to the record and shown.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 from types import FrameType
@@ -25,6 +26,7 @@ from rung.runs.record import Record
 class Outcome(NamedTuple):
     status: str  # finished, stopped, diverged
     reason: str = ""
+    signal: int = 0  # what stopped it
 
 
 def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
@@ -32,7 +34,7 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
     state, progress = setup.state, setup.state.progress
     clock, signals = Clock(), Signals(fixed_lag=setup.world.size > 1)
     keeper = Keeper(setup, record, show, clock)
-    agenda = Agenda(setup.cfg, setup.rate, setup.num_steps, progress.elapsed_s, setup.world.agreed)
+    agenda = Agenda(setup.cfg, setup.rate, setup.num_steps, progress.elapsed_s, setup.world.agreed, setup.redo_eval_at)
     begun_s = time.monotonic() - progress.elapsed_s
     feed = setup.feed()
     set_training(state.model)
@@ -55,7 +57,8 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
                 if due.end:
                     return Outcome("finished")
                 if due.stop:
-                    return Outcome("stopped", f"{stop.name or 'another rank was stopped'} at step {progress.step}")
+                    reason = f"{stop.name or 'another rank was stopped'} at step {progress.step}"
+                    return Outcome("stopped", reason, stop.number)
 
                 step = progress.step
                 with clock.phase("wait"):
@@ -66,7 +69,7 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
                 progress.position += setup.cut.rows_per_step
                 signals.push(step, keeper.host_row(lr, micros), on_device)
                 keeper.log(signals.ready())
-                collector.after_first_step()
+                collector.after_step(step)
         except Diverged as error:
             return Outcome("diverged", str(error))
         finally:
@@ -74,14 +77,20 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a request that the loop honours at the next step boundary."""
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request that the loop honours at the next step boundary."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.number = 0
         self._before: dict[int, Any] = {}
 
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name if self.number else ""
+
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as under nohup
             try:
                 self._before[number] = signal.signal(number, self._ask)
             except ValueError:  # not in the main thread, where signals cannot be caught: somebody else decides
@@ -89,9 +98,11 @@ class StopRequest:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.name and number == signal.SIGINT:
+        if self.number and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: at once
-        self.name = signal.Signals(number).name
+        self.number = number
+        if number == signal.SIGINT:  # straight to the descriptor: a display must not be entered from a signal
+            os.write(2, b"\nstopping at the next step, after a save; Ctrl-C again stops at once\n")
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
@@ -99,24 +110,29 @@ class StopRequest:
 
 
 class QuietCollector:
-    """Keeps Python's garbage collector from pausing a step: it runs when asked, after evals."""
+    """Keeps Python's garbage collector from pausing steps: young objects now and then, all after evals."""
+
+    EVERY_STEPS = 200
 
     def __enter__(self) -> QuietCollector:
         self._was_on = gc.isenabled()
         self._is_frozen = False
         return self
 
-    def after_first_step(self) -> None:
+    def after_step(self, step: int) -> None:
         if not self._is_frozen:
             gc.collect()
             gc.freeze()
             gc.disable()
             self._is_frozen = True
+        elif step % self.EVERY_STEPS == 0:
+            gc.collect(1)
 
     def collect(self) -> None:
         gc.collect()
 
     def __exit__(self, *error: object) -> None:
-        gc.unfreeze()
+        if self._is_frozen:
+            gc.unfreeze()
         if self._was_on:
             gc.enable()

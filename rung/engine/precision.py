@@ -1,6 +1,6 @@
 """In which numbers to compute. Weights are float32 whatever a checkpoint says; only forward and backward may be lower.
 
-float16 needs a scaler, whose skipped steps are calibration and not failures; bfloat16 and float32 need none.
+float16 needs a loss scale, whose skipped steps are calibration and not failures; bfloat16 and float32 need none.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rung.errors import ConfigError
 
@@ -34,8 +35,34 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     return device, ""
 
 
+class LossScale:
+    """What float16 losses are multiplied by, so that small gradients do not vanish.
+
+    Halved when a step overflows, which is then left out; doubled after 2000 good ones. As torch's GradScaler, but all
+    on the device and for a step as a whole, so that nothing waits and several objectives skip together.
+    """
+
+    START, GROWTH_STEPS = 2.0**16, 2000
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(self.START, device=device)
+        self._good_steps = torch.zeros((), device=device)
+
+    def update(self, is_bad: Tensor) -> None:
+        grows = ~is_bad & (self._good_steps + 1 >= self.GROWTH_STEPS)
+        self._good_steps = torch.where(is_bad | grows, 0.0, self._good_steps + 1)
+        self.scale = torch.where(is_bad, self.scale * 0.5, torch.where(grows, self.scale * 2.0, self.scale))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"scale": self.scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, saved: dict[str, Tensor]) -> None:
+        self.scale = saved["scale"].to(self.scale.device)
+        self._good_steps = saved["good_steps"].to(self.scale.device)
+
+
 class Precision:
-    """The autocast of forward and loss, and the scaler when there is one."""
+    """The autocast of forward and loss, and the scale of float16 losses."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.reason = ""
@@ -45,12 +72,7 @@ class Precision:
             self.reason = f"auto: {'this GPU has it' if has_bf16 else f'on {device.type}'}"
         self.name = name
         self.device_type = device.type
-        self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
-
-    def scale(self) -> torch.Tensor | None:
-        """What float16 losses are multiplied by, as a tensor: asking the scaler for a number would wait for the GPU."""
-        current = getattr(self.scaler, "_scale", None)
-        return current.clone() if current is not None else None
+        self.loss_scale = LossScale(device) if name == "float16" else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.name == "float32":

@@ -7,6 +7,7 @@ are passed on as they are.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -32,7 +33,8 @@ class Signals:
         self._fixed_lag = fixed_lag
 
     def push(self, step: int, host: Mapping[str, float], device: Mapping[str, Tensor]) -> None:
-        packed = torch.stack([value.detach().float().reshape(()) for value in device.values()])
+        wide = torch.float32 if any(value.device.type == "mps" for value in device.values()) else torch.float64
+        packed = torch.stack([value.detach().to(wide).reshape(()) for value in device.values()])
         copied = None
         if packed.device.type == "cuda":
             packed = packed.to("cpu", non_blocking=True)
@@ -60,8 +62,10 @@ def _divide(values: dict[str, float]) -> dict[str, float]:
     for name, value in values.items():
         if name.endswith("/sum"):
             count = values[f"{name[:-4]}/count"]
-            row[name[:-4]] = value / count if count else 0.0
+            if count:  # of what has no targets in this step there is nothing to say
+                row[name[:-4]] = value / count
         elif not name.endswith("/count"):
             row[name] = value
+    row.setdefault("loss", math.nan)  # a step without any target
     row["targets"] = values.get("loss/count", 0.0)
     return row

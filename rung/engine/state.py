@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
+from rung.engine.precision import LossScale
 from rung.engine.step import Trained
 
 
@@ -22,7 +22,7 @@ class Progress:
     position: int = 0  # rows of the training stream seen
     targets: int = 0
     elapsed_s: float = 0.0
-    skipped: int = 0  # updates that the float16 scaler left out
+    skipped: int = 0  # updates left out because float16 overflowed
     evals: list[float] = field(default_factory=list)  # losses of the first eval set, oldest first
     eval_steps: list[int] = field(default_factory=list)
     best_loss: float | None = None
@@ -33,22 +33,22 @@ class Progress:
 class State:
     model: nn.Module
     objectives: list[Trained]
-    scaler: torch.amp.GradScaler | None
+    loss_scale: LossScale | None
     progress: Progress = field(default_factory=Progress)
 
     def tensors(self) -> dict[str, Any]:
-        """Optimizers and scaler, as plain containers of tensors and numbers."""
+        """Optimizers and loss scale, as plain containers of tensors and numbers."""
         return {
             "optimizers": {o.name: [optimizer.state_dict() for optimizer in o.optimizers] for o in self.objectives},
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "loss_scale": self.loss_scale.state_dict() if self.loss_scale is not None else None,
         }
 
     def load_tensors(self, saved: dict[str, Any]) -> None:
         for objective in self.objectives:
             for optimizer, state in zip(objective.optimizers, saved["optimizers"][objective.name], strict=True):
                 optimizer.load_state_dict(state)
-        if self.scaler is not None and saved["scaler"] is not None:
-            self.scaler.load_state_dict(saved["scaler"])
+        if self.loss_scale is not None and saved["loss_scale"] is not None:
+            self.loss_scale.load_state_dict(saved["loss_scale"])
 
     def numbers(self) -> dict[str, Any]:
         return asdict(self.progress)

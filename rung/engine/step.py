@@ -1,8 +1,9 @@
-"""One step: from a global batch to new weights.
+"""One step: from a global batch to new weights, or none.
 
-For each objective that is due: forward and backward of every micro with summed losses, one exchange over the ranks, one
-division by the count of targets of the whole step, the norm, clipping, the update. Nothing is averaged before the end,
-so the result does not depend on how the batch was cut.
+For each objective that is due: forward and backward of every micro with summed losses, at the weights before the step.
+Then one exchange over the ranks, one division by the count of targets of the whole step, the norm, clipping. Then all
+objectives are updated, unless one of them is not finite: then none is. Nothing is averaged before the end, so the
+result does not depend on how the batch was cut.
 
 The surprising thing: backward runs on sum / `nominal`, a constant near the real count, and the gradients are brought to
 sum / count together with clipping, in one pass. So the count need not be known before the first backward, float16 sees
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,9 @@ from rung.engine.guard import Guard
 from rung.engine.optim import set_lr
 from rung.engine.parallel import World
 from rung.engine.precision import Precision
-from rung.recipe import Batch, Draw, Loss, Part
+from rung.engine.sums import Sums
+from rung.errors import RecipeError
+from rung.recipe import Batch, Draw, Loss
 
 
 @dataclass
@@ -34,91 +38,112 @@ class Trained:
     loss: Callable[[Batch, Draw], Loss]  # compiled, if the user asked for it
     parameters: list[nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
-    guard: Guard
     every: int = 1
 
 
+class Ready(NamedTuple):
+    """An objective whose gradients are those of sum / count, clipped, and wait to be applied."""
+
+    objective: Trained
+    norm: Tensor  # before clipping
+    clipped: Tensor  # after
+    names: list[str]
+    packed: Tensor  # (names, 2) sums and counts over all ranks; the first is the loss
+
+    def signals(self) -> dict[str, Tensor]:
+        signals = {"norm": self.norm, "norm_clipped": self.clipped}
+        for name, (value, count) in zip(self.names, self.packed, strict=True):
+            signals[f"{name}/sum"], signals[f"{name}/count"] = value, count
+        return signals
+
+
 class Stepper:
-    """Takes steps; holds nothing that changes but what it was given."""
+    """Takes steps. Besides what it was given it holds the guard, which remembers that a step was bad."""
 
     def __init__(
         self, objectives: Sequence[Trained], precision: Precision, world: World, nominal: float, grad_clip: float
     ) -> None:
         self.objectives = objectives
+        self.guard = Guard(world.device)
         self._precision, self._world = precision, world
         self._nominal, self._grad_clip = nominal, grad_clip
 
     def step(self, step: int, micros: Sequence[Micro], lr: float, clock: Clock) -> dict[str, Tensor]:
         """Updates the weights in place; returns the signals of the step as tensors that nobody has waited for."""
-        signals: dict[str, Tensor] = {}
-        for number, objective in enumerate(self.objectives):
-            if step % objective.every:
-                continue
-            prefix = "" if number == 0 else f"{objective.name}/"  # the first objective's loss is the loss of the run
-            for name, value in self._train(objective, micros, lr, clock).items():
-                signals[prefix + name] = value
-        if self._precision.scaler is not None and signals:
-            self._precision.scaler.update()
-        return signals
-
-    def _train(self, objective: Trained, micros: Sequence[Micro], lr: float, clock: Clock) -> dict[str, Tensor]:
+        due = [objective for objective in self.objectives if step % objective.every == 0]
         with clock.phase("forward_backward"):
-            sums = self._accumulate(objective, micros)
+            sums = [self._backward(objective, micros) for objective in due]
         with clock.phase("update"):
-            gradients = [p.grad for p in objective.parameters if p.grad is not None]
-            self._world.sum_all_(gradients)
-            names = list(sums)
-            packed = self._world.sum_(torch.stack([value for pair in sums.values() for value in pair]))
-            loss_sum, count = packed[0], packed[1]
-            scale = self._precision.scale()
-            norm, clipped = self._scale(objective, gradients, self._nominal / count.clamp(min=1.0))
-            self._update(objective, loss_sum, norm, lr)
-            for parameter in objective.parameters:
-                parameter.grad = None
-        signals = {"norm": norm, "norm_clipped": clipped}
-        if scale is not None:
-            signals["scale"] = scale
-        for i, name in enumerate(names):
-            signals[f"{name}/sum"], signals[f"{name}/count"] = packed[2 * i], packed[2 * i + 1]
-        return signals
+            ready = [self._finish(objective, added) for objective, added in zip(due, sums, strict=True)]
+            verdict = self._update(ready, lr)
+        return verdict | _merge(ready)
 
-    def _accumulate(self, objective: Trained, micros: Sequence[Micro]) -> dict[str, Part]:
-        """Gradients of sum / nominal in .grad, and the summed loss, count and parts of this rank."""
-        totals: dict[str, Part] = {}
-        scaler = self._precision.scaler
+    def _backward(self, objective: Trained, micros: Sequence[Micro]) -> Sums:
+        """Gradients of sum / nominal in .grad, and the sums and counts of this rank."""
+        sums = Sums(self._world.device)
+        loss_scale = self._precision.loss_scale
         for micro in micros:
             seed_torch(objective.name, micro.draw)
             with self._precision.autocast():
                 loss = objective.loss(micro.batch, micro.draw)
             scaled = loss.sum / self._nominal
-            scaled = scaler.scale(scaled) if scaler is not None else scaled
+            if loss_scale is not None:
+                scaled = scaled * loss_scale.scale
             # Only this objective's parameters: a generator's loss flows through the discriminator and leaves it alone.
             torch.autograd.backward(scaled, inputs=objective.parameters if len(self.objectives) > 1 else None)
-            for name, (value, count) in {"loss": (loss.sum, loss.count), **loss.parts}.items():
-                pair = value.detach().float(), count.detach().to(value.device).float()
-                totals[name] = pair if name not in totals else (totals[name][0] + pair[0], totals[name][1] + pair[1])
-        return totals
+            sums.add(loss)
+        return sums
 
-    def _scale(self, objective: Trained, gradients: list[Tensor], factor: Tensor) -> tuple[Tensor, Tensor]:
-        """Brings the gradients to sum / count and clips them; returns the norm before and after clipping."""
-        if self._precision.scaler is not None:
-            for optimizer in objective.optimizers:
-                self._precision.scaler.unscale_(optimizer)
+    def _finish(self, objective: Trained, sums: Sums) -> Ready:
+        """Adds over the ranks, divides by the count, clips."""
+        if self._world.size > 1:  # every rank must send the same tensors, whether its rows used them or not
+            for parameter in objective.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in objective.parameters if p.grad is not None]
+        self._world.sum_all_(gradients)
+        packed = self._world.sum_(sums.packed(sums.names))
+        count = packed[0, 1]
+        factor = (self._nominal / torch.where(count > 0, count, 1.0)).float()
+        if self._precision.loss_scale is not None:
+            factor = factor / self._precision.loss_scale.scale
         norm = torch.nn.utils.get_total_norm(gradients) * factor
         shrink = torch.ones_like(norm)
         if self._grad_clip > 0:
             shrink = (self._grad_clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor * shrink)
-        return norm, norm * shrink
+        return Ready(objective, norm, norm * shrink, sums.names, packed)
 
-    def _update(self, objective: Trained, loss_sum: Tensor, norm: Tensor, lr: float) -> None:
-        set_lr(objective.optimizers, lr)
-        scaler = self._precision.scaler
-        if scaler is None:
-            objective.guard.update(objective.optimizers, loss_sum, norm)
-            return
-        for optimizer in objective.optimizers:
-            scaler.step(optimizer)
+    def _update(self, ready: Sequence[Ready], lr: float) -> dict[str, Tensor]:
+        """Applies the step, unless it is bad; says so in `skipped` and, when training cannot go on, in `diverged`."""
+        bad_loss = torch.stack([~torch.isfinite(r.packed[0, 0]) for r in ready]).any()
+        is_bad = bad_loss | torch.stack([~torch.isfinite(r.norm) for r in ready]).any()
+        is_fatal, signals = is_bad, {}
+        loss_scale = self._precision.loss_scale
+        if loss_scale is not None:  # an overflow of gradients is calibration, as long as there is room below
+            is_fatal = bad_loss | (is_bad & (loss_scale.scale < 1.0))
+            signals["scale"] = loss_scale.scale
+            loss_scale.update(is_bad)
+        skip = self.guard.judge(is_bad, is_fatal)
+        for objective, _, _, _, packed in ready:
+            set_lr(objective.optimizers, lr)
+            is_empty = (packed[0, 1] == 0).to(skip.dtype)  # no target, no update: not even the decay
+            self.guard.apply(objective.optimizers, torch.maximum(skip, is_empty))
+            for parameter in objective.parameters:
+                parameter.grad = None
+        return signals | {"skipped": skip, "diverged": self.guard.latch.clone()}
+
+
+def _merge(ready: Sequence[Ready]) -> dict[str, Tensor]:
+    """The signals of all objectives; the first one's loss is the loss of the run and has no prefix."""
+    merged: dict[str, Tensor] = {}
+    for number, one in enumerate(ready):
+        prefix = "" if number == 0 else f"{one.objective.name}/"
+        for name, value in one.signals().items():
+            if prefix + name in merged:
+                raise RecipeError(f"two objectives have a signal {prefix + name!r}; rename a part or an objective")
+            merged[prefix + name] = value
+    return merged
 
 
 def seed_torch(name: str, draw: Draw) -> None:

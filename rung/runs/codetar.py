@@ -70,6 +70,9 @@ def _sources(root: Path, exclude: Sequence[Path], left_out: list[str]) -> Iterat
     num_seen = 0
     for folder, folders, names in os.walk(root):
         here = Path(folder)
+        if {"manifest.json", "index.jsonl"} <= set(names):  # prepared data
+            folders.clear()
+            continue
         folders[:] = sorted(
             name
             for name in folders

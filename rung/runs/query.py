@@ -13,6 +13,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -164,6 +165,12 @@ def open_run(ref: str | Path, root: Path) -> Run:
     if match is None and path.exists():
         raise RunError(f"{path} is not a run: it has no run.json.")
     raise _unknown(str(ref), root)
+
+
+def ref(path: Path, run_id: str) -> str:
+    """How to name a run on the command line from here: its id where that finds it, else its path."""
+    usual = Path(os.environ.get("RUNG_RUNS", "runs")) / run_id
+    return run_id if usual.exists() and usual.samefile(path) else shlex.quote(str(path))
 
 
 def list_runs(root: Path, experiment: str | None = None, problems: list[str] | None = None) -> list[Run]:

@@ -81,7 +81,7 @@ COMMAND_LINE = [
     (["resume", "piano/1", "--at", "two"], "'two' is not a valid integer"),
     (["show", "piano/7"], "there is no piano/7"),
     (["eval", "text/1"], "there is no run text/1"),
-    (["eval", "piano/1", "--at", "99"], "no checkpoint at"),
+    (["eval", "piano/1", "--at", "99"], "piano/1 has no save at step 99; it has 2, 4"),
     (["sample", "data/piano"], "data/piano is not a run: it has no run.json"),
     (["config"], "which recipe?"),
     (["data", "violin"], "violin is not a recipe"),
@@ -251,7 +251,7 @@ def test_resume_of_a_running_run(
             training.communicate()  # it may be waiting for a reader
     assert done.returncode == 2
     assert re.fullmatch(r"rung: piano/1 is still running \(process \d+ on .*\); stop it first.*\n", done.stderr)
-    assert training.returncode == 0
+    assert training.returncode == 128 + signal.SIGTERM
     run = open_run("piano/1", tmp_path / "runs")
     assert run.status == "stopped"
     assert len(run.document["segments"]) == 1, "the refused resume left nothing behind"

@@ -89,7 +89,7 @@ def test_show_tells_the_story(root: Path) -> None:
         "checkpoints (1): 3",
         "targets_per_step 4096",
         "not kept",
-        f"rung resume piano/1 --runs {root} (goes on from 3)",
+        f"rung resume {root}/piano/1 (goes on from 3)",
     ]:
         assert part in text
     assert "lr.schedule" not in text

@@ -195,7 +195,7 @@ def test_a_signal_saves_at_the_next_step_and_resume_ends_like_one_run(rung: Rung
             process.send_signal(number)
             break
     rest = process.stdout.read()
-    assert process.wait() == 0
+    assert process.wait() == 128 + number
     assert "go on with `rung resume cut/1`" in rest
     run = rung.run("cut/1")
     assert run.status == "stopped"

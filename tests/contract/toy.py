@@ -99,7 +99,7 @@ class Toy(Recipe):
             Objective("discriminator", list(model.discriminator.parameters()), discriminator, every=2),
         ]
 
-    def measure(self, model: nn.Module, batch: Batch) -> Mapping[str, Part]:
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
         last, real = frames_of(batch)
         return {"persistence": ((last - real).abs().sum(), torch.tensor(float(real.numel())))}
 

@@ -89,7 +89,7 @@ def test_arrays_cannot_be_written(out: Path) -> None:
 
 
 def test_a_split_that_is_not_there_names_those_that_are(out: Path) -> None:
-    with pytest.raises(DataError, match="has no split 'test'; it has train, validation"):
+    with pytest.raises(DataError, match="has no split 'test', only train, validation"):
         write(out, [1, 2, 3]).split("test")
 
 

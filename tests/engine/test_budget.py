@@ -71,13 +71,18 @@ def test_a_distance_below_one_step_is_every_step() -> None:
     assert [step for step in range(5) if cadence.due(step, 0.0)] == [1, 2, 3, 4]
 
 
-def test_the_clock_is_asked_from_the_last_time_on() -> None:
+def test_the_clock_counts_from_the_start_of_training() -> None:
     cadence = Cadence(Budget.parse("10 s"), RATE, elapsed_s=100.0)
     asked = [100.0, 109.9, 110.5, 112.0, 120.4, 120.6]
-    assert [t for t in asked if cadence.due(3, t)] == [110.5, 120.6]
+    assert [t for t in asked if cadence.due(3, t)] == [110.5, 120.4]
+
+
+def test_a_run_that_is_stopped_before_each_time_is_up_still_gets_its_turn() -> None:
+    resumed = Cadence(Budget.parse("30 min"), RATE, elapsed_s=1750.0)
+    assert [t for t in (1760.0, 1801.0, 1900.0) if resumed.due(3, t)] == [1801.0]
 
 
 def test_count_and_clock_together() -> None:
     cadence = Cadence(Budget.parse("10 steps, 60 s"), RATE, elapsed_s=0.0)
     due = [step for step in range(25) if cadence.due(step, elapsed_s=step * 8.0)]
-    assert due == [8, 10, 16, 20, 24]  # by clock at 64, 128 and 192 s, by count at 10 and 20
+    assert due == [8, 10, 15, 20, 23]  # by clock after 60, 120 and 180 s, by count at 10 and 20

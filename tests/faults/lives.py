@@ -36,13 +36,14 @@ class Lives:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._numbers = itertools.count()
+        places = [str(DRIVER.parents[2]), os.environ.get("PYTHONPATH", "")]
         self._driver = subprocess.Popen(
             [sys.executable, str(DRIVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(DRIVER.parents[2])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)},
         )
 
     def close(self) -> None:

@@ -98,14 +98,14 @@ def test_a_save_without_manifest_does_not_count(lives: Lives, half: Path, words:
     *_, other, last = saves.steps()
     (saves.at(last) / "manifest.json").unlink()
     assert saves.steps()[-1] == other
-    for reader in (["eval", "piano/1", "--at", last], [*words, f"init_from={saves.at(last)}"]):
-        life = lives.rung(*reader, cwd=half)
-        assert is_one_sentence(life), life.err
-        assert "it has no manifest.json" in life.err
-        assert f"the last whole save besides is {other}" in life.err
-    life = lives.rung("resume", "piano/1", "--at", last, cwd=half)
-    assert is_one_sentence(life)
-    assert f"has no save at step {last}; it has" in life.err
+    life = lives.rung(*words, f"init_from={saves.at(last)}", cwd=half)
+    assert is_one_sentence(life), life.err
+    assert "it has no manifest.json" in life.err
+    assert f"the last whole save besides is {other}" in life.err
+    for reader in ("eval", "resume"):
+        life = lives.rung(reader, "piano/1", "--at", last, cwd=half)
+        assert is_one_sentence(life)
+        assert f"has no save at step {last}; it has" in life.err
     life = lives.rung("resume", "piano/1", cwd=half)
     assert life.code == 0, life.err
     assert f"goes on at step {other}" in life.out

@@ -46,7 +46,7 @@ class Sampling:
     num_tokens: int = key(768, "Length of each, in tokens; a note takes about five.", low=1)
     temperature: float = key(1.0, "Below 1 is safer, above 1 wilder; 0 takes the likeliest token each time.", low=0)
     top_k: int = key(0, "Choose among the k likeliest tokens only; 0 = all.", low=0)
-    top_p: float = key(0.98, "Choose among the likeliest tokens that make up this probability; 1 = all.", low=0, high=1)
+    top_p: float = key(0.98, "Choose among the likeliest tokens of this joint probability; 1 = all.", low=0.01, high=1)
 
 
 @dataclass

@@ -321,7 +321,7 @@ def _write(writer: StoreWriter, records: list[Record], account: Account, info: d
     places: dict[str, set[str]] = {}
     for record in records:
         places.setdefault(record.take.piece, set()).add(record.split)
-    entropy = {split: round(unigram_nats(histogram[split]), 4) for split in SPLITS}
+    entropy = {split: unigram_nats(histogram[split]) for split in SPLITS}
     writer.info.update(
         info,
         tokenizer=tokenizer.description,
@@ -333,7 +333,8 @@ def _write(writer: StoreWriter, records: list[Record], account: Account, info: d
         unigram_nats=entropy,
         histogram={split: values.tolist() for split, values in histogram.items()},
     )
-    return _summary(writer.info)
+    writer.info["summary"] = _summary(writer.info)
+    return str(writer.info["summary"])
 
 
 def _counts(records: Iterable[Record]) -> dict[str, Any]:
@@ -376,13 +377,14 @@ def _summary(info: dict[str, Any]) -> str:
     if bad:
         named = "; ".join(f"{item['file']}: {item['reason']}" for item in bad[:3])
         lines.append(f"quarantined {len(bad)} files ({named}{'; ..' if len(bad) > 3 else ''})")
-    lines.append(
-        f"of {dropped['read_notes']} notes read, {dropped['outside_notes']} lie outside 21..108, "
-        f"{dropped['merged_notes']} were merged with another of the same pitch and start, "
-        f"{dropped['short_notes']} were in {dropped['short_records']} records of fewer than 2 notes "
-        f"and {dropped['duplicate_notes']} in "
-        f"{dropped['duplicate_records']} copies of held-out records"
-    )
+    left = {
+        "lie outside 21..108": dropped["outside_notes"],
+        "were merged with another of the same pitch and start": dropped["merged_notes"],
+        f"were in {dropped['short_records']} records of fewer than 2 notes": dropped["short_notes"],
+        f"were in {dropped['duplicate_records']} copies of held-out records": dropped["duplicate_notes"],
+    }
+    told = ", ".join(f"{number} {what}" for what, number in left.items() if number)
+    lines.append(f"of {dropped['read_notes']} notes read, {told}" if told else "every note read is kept")
     if info["pieces_in_two_splits"]:
         lines.append(f"the table of splits puts {len(info['pieces_in_two_splits'])} pieces into two splits")
     return "\n".join(lines)

@@ -118,6 +118,8 @@ class Piano(Recipe):
         notes = self.tokenizer.decode(ids)
         seconds = float(notes["end"].max()) if len(notes) else 0.0
         caption = f"{len(notes)} notes, {seconds:.1f} s, from nothing but <CLS>, temperature {self._temperature:g}"
+        if not len(notes):
+            caption = "no notes yet: train longer"
         yield Sample(f"sample-{number}.mid", write_midi(notes), caption)
         yield Sample(f"sample-{number}.png", to_roll(notes, title=caption), caption)
         try:
