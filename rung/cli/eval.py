@@ -49,7 +49,7 @@ def open_weights(run: str, words: tuple[str, ...], at: int | None, runs_root: Pa
         raise RunError(f"{found.id} has no save at step {at}; it has {', '.join(map(str, saves.steps())) or 'none'}")
     path = find_checkpoint(str(found.path), runs_root) if at is None else saves.at(at)
     saved = checkpoint.load(path)
-    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False)
+    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False, is_new=False)
     checkpoint.check_identity(saved, setup.identity)
     checkpoint.load_weights(setup.state.model, saved.weights, path)
     for name, was in found.data().items():

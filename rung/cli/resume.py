@@ -60,7 +60,7 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
             f"{found.id} is finished: optimizer.max_iters={budget} was reached at step {step}; another budget is "
             f"another run: `rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
         )
-    setup = build(resolved.config, resolved.recipe_class, runs_root)
+    setup = build(resolved.config, resolved.recipe_class, runs_root, is_new=False)
     restore(setup, saves.at(step), evaluated={row["step"] for row in found.evals()})
     record, aside = None, []
     if setup.world.is_first:

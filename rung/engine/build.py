@@ -95,7 +95,10 @@ class Setup:
         }
 
 
-def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_training: bool = True) -> Setup:
+def build(
+    config: Config, recipe_class: type[Recipe], runs_root: Path, is_training: bool = True, is_new: bool = True
+) -> Setup:
+    """`is_training` false leaves out what only training needs; `is_new` false leaves init_from to a checkpoint."""
     cfg: Engine = config.view("engine")
     device, why_device = choose_device(cfg.system.device)
     _set_threads(cfg)
@@ -116,7 +119,7 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
         for objective in recipe.objectives(model)
     ]
     _check_objectives(objectives)
-    trained = [_trained(objective, cfg, world) for objective in objectives]
+    trained = [_trained(objective, cfg, world, is_training) for objective in objectives]
     nominal = rate.rows_per_step * rate.targets_per_row
     setup = Setup(
         config=config,
@@ -137,7 +140,8 @@ def build(config: Config, recipe_class: type[Recipe], runs_root: Path, is_traini
         chosen=[],
         derived={},
     )
-    _init_weights(setup, runs_root)
+    if is_new:
+        _init_weights(setup, runs_root)
     if is_training:
         _count(setup, objectives)
     _explain(setup, why_device)
@@ -238,12 +242,12 @@ def _float32(model: nn.Module) -> nn.Module:
     return model
 
 
-def _trained(objective: Objective, cfg: Engine, world: World) -> Trained:
+def _trained(objective: Objective, cfg: Engine, world: World, is_training: bool) -> Trained:
     parameters = [p for p in objective.parameters if p.requires_grad]
     if not parameters:
         raise ConfigError(f"objective {objective.name} has no parameter to train: everything it names is frozen")
     optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
-    loss = torch.compile(objective.loss, dynamic=False) if cfg.system.compile else objective.loss
+    loss = torch.compile(objective.loss, dynamic=False) if cfg.system.compile and is_training else objective.loss
     return Trained(objective.name, loss, parameters, optimizers, objective.every)
 
 

@@ -146,6 +146,8 @@ def test_init_from_takes_the_weights_and_nothing_else(rung: Rung) -> None:
     best = rung.run("piano/1").best["step"]
     for name, tensor in rung.weights("piano/1", best).items():
         assert torch.equal(rung.weights("piano/2", 1)[name], tensor)
+    shutil.rmtree(rung.folder / "runs/piano/1")  # what the run began with is no longer needed to use it
+    rung("eval", "piano/2")
 
 
 @pytest.mark.parametrize("budget", ["900 tokens", "0.5 epochs", "7"])
@@ -229,3 +231,17 @@ def test_muon_learns(rung: Rung) -> None:
     rung.train("optimizer.max_iters=20", "optimizer.name=muon", "lr.learning_rate=1e-2")
     losses = rung.losses("piano/1")
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_reader_that_goes_away_does_not_end_training(rung: Rung) -> None:
+    """As with `rung train ... | head -1`."""
+    command = [sys.executable, "-m", "rung", "train", "piano", *rung.words, "optimizer.max_iters=12"]
+    process = subprocess.Popen(
+        command, cwd=rung.folder, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 0
+    assert rung.run("piano/1").status == "finished"
+    assert len(rung.losses("piano/1")) == 12

@@ -1,0 +1,41 @@
+"""If this fails, float16 training scales its losses otherwise than torch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rung.engine.precision import LossScale, Precision, choose_device
+from rung.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+@given(overflows=st.lists(st.booleans(), max_size=60))
+def test_the_scale_follows_torch(overflows: list[bool]) -> None:
+    ours = LossScale(CPU)
+    ours.GROWTH_STEPS = 3  # type: ignore[misc]
+    theirs, tracker = torch.tensor(LossScale.START), torch.tensor(0, dtype=torch.int32)
+    for is_bad in overflows:
+        ours.update(torch.tensor(is_bad))
+        torch._amp_update_scale_(theirs, tracker, torch.tensor(float(is_bad)), 2.0, 0.5, 3)
+        assert ours.scale.item() == theirs.item()
+    again = LossScale(CPU)
+    again.load_state_dict(ours.state_dict())
+    assert again.state_dict() == ours.state_dict()
+
+
+def test_what_is_chosen_for_the_user_has_a_reason() -> None:
+    device, why = choose_device("auto")
+    assert why
+    assert Precision("auto", device).reason
+    assert Precision("float32", CPU).reason == ""
+    assert Precision("float16", CPU).loss_scale is not None
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "tpu9", "gpu"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"system.device={name}"):
+        choose_device(name)
