@@ -14,7 +14,7 @@ run: $(INSTALLED)
 	$(BIN)/rung train piano
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check rung tests bench

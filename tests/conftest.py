@@ -64,3 +64,8 @@ def rung(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Minutes before seconds, so that no core waits for the last long test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
