@@ -11,10 +11,11 @@ divide once, by the count of the whole step, and the result does not depend on h
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class Objective(NamedTuple):
     """What one optimizer minimises. Most recipes have one; a GAN has two, differentiated at the same weights.
 
     `hidden` names the matrices that Muon may take; a recipe that leaves it empty can only be trained with AdamW.
+    `modules` are what to compile in place of the whole loss, where the loss draws random numbers, loops, or is
+    differentiated twice. `betas` stand in for those of the config.
     """
 
     name: str
@@ -52,6 +55,9 @@ class Objective(NamedTuple):
     loss: Callable[[Batch, Draw], Loss]
     every: int = 1
     hidden: Iterable[nn.Parameter] = ()
+    lr_scale: float = 1.0  # times the learning rate of the step
+    betas: tuple[float, float] | None = None
+    modules: Sequence[nn.Module] = ()
 
 
 class Sample(NamedTuple):
@@ -68,6 +74,46 @@ class Input(NamedTuple):
     name: str
     tensors: Sequence[str]
     how: str = "permute"
+
+
+class View(NamedTuple):
+    """What one step of a walk shows. Frames are (H, W, 3) uint8."""
+
+    frame: np.ndarray  # what the model dreams
+    real: np.ndarray | None  # what was recorded at this point of the path; None off the recorded path
+    wanted: Sequence[float]  # the controls that were asked for, in the units of the data
+    given: Sequence[float]  # as the model saw them: clamped to the range of the training data
+
+
+class Walk(Protocol):
+    """One visitor's way through a learned world; all that changes with a step is in here."""
+
+    def step(self, intent: Mapping[str, float]) -> View:
+        """Goes where the visitor wants: each intent is in units of a brisk move of the training data, 0 if absent."""
+
+    def follow(self) -> View | None:
+        """One step along the recorded path, with its controls; None where the recording ends."""
+
+
+class Player(Protocol):
+    """A model that can be walked in. It serves any number of walks, which share nothing but the weights."""
+
+    def about(self) -> dict[str, Any]:
+        """Plain data for the page: height, width, rate_hz; controls (a list of name, low, high, is_constant);
+        intents (names that `step` understands: forward, right, turn, look, or fewer); places (a list of label, length:
+        where a walk can begin, and how many recorded steps follow)."""
+
+    def walk(self, place: int, offset: int = 0) -> Walk:
+        """A new walk, `offset` recorded steps after the beginning of a place."""
+
+
+class Exported(NamedTuple):
+    """A module to be written in a form that other programs can run, with an example of what it takes."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]  # by name, in the order of the module's arguments; the first axis is the batch
+    outputs: Sequence[str]
+    notes: Mapping[str, str] = {}  # what each input and output means
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +138,22 @@ class Draw:
         """(rows,) int64 in [0, high)."""
         return (self.uniform(name)[:, 0] * high).astype(np.int64)
 
+    @property
+    def is_eval(self) -> bool:
+        """Evals draw at step -1, always: what grows with the step, or only regularises, looks here."""
+        return self.step < 0
+
+    def noise(self, name: str, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+        """(rows, *shape) float32 in [0, 1), made on the device; the same for a row on any device and in any cut."""
+        import torch
+
+        num_values = math.prod(shape)
+        rows = torch.from_numpy(self.rows.astype(np.int64)).to(device)
+        counter = rows[:, None] * num_values + torch.arange(num_values, device=device)
+        key = self.key(name)
+        bits = _scramble_tensor(_scramble_tensor(counter + key) ^ key)
+        return ((bits >> 40) & 0xFFFFFF).float().mul_(2.0**-24).reshape(len(self.rows), *shape)
+
     def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator for bulk noise; unlike the row-wise draws it depends on the cut of the batch."""
         import torch
@@ -114,6 +176,18 @@ def scramble(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _scramble_tensor(x: Tensor) -> Tensor:
+    """`scramble` on int64: products wrap as those of uint64 do; a shift must not drag the sign along."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 class Stream:
@@ -168,6 +242,14 @@ class Recipe:
         """Artifacts a person wants to see or hear. Must change nothing; the model is in eval mode, no gradients."""
         return ()
 
+    def player(self, model: nn.Module) -> Player:
+        """What `rung play` walks in."""
+        raise UserError(f"{type(self).__name__} makes nothing to walk in; `rung sample` makes what it can")
+
+    def export(self, model: nn.Module) -> Exported:
+        """What `rung export --onnx` writes."""
+        raise UserError(f"{type(self).__name__} does not say how to export its model")
+
     def inputs(self) -> Sequence[Input]:
         """What can be taken away from the model, to see whether it was used."""
         return ()
@@ -185,3 +267,8 @@ class Recipe:
         `name` is where to put it when the config's own place is not wanted; `report(what, done, total)` shows progress.
         """
         raise UserError(f"{cls.__name__} has no data to prepare: its streams make their own")
+
+    @classmethod
+    def survey(cls, cfg: Any, path: Path, out: Path, report: Report) -> str:
+        """Looks at a prepared store before anything is trained on it: pages and pictures in `out`, and a summary."""
+        raise UserError(f"{cls.__name__} has no report on its data; `rung data show {path.name}` describes it")

@@ -47,6 +47,15 @@ def piano_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def world_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small world store of synthetic films; the short ones end inside a rollout."""
+    from tests.recipes.world.stores import write_store
+
+    out = tmp_path_factory.mktemp("data") / "world"
+    return write_store(out, (12, 9, 8, 11, 13, 14, 9), splits=("train",) * 6 + ("validation",))
+
+
 @pytest.fixture
 def rung(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `rung ...` in an empty folder, in a process of its own."""

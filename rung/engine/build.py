@@ -31,7 +31,7 @@ from rung.engine.schedule import Schedule
 from rung.engine.state import State
 from rung.engine.step import Stepper, Trained, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
-from rung.recipe import Draw, Objective, Recipe, Sample, Stream, key_of
+from rung.recipe import Batch, Draw, Objective, Recipe, Sample, Stream, key_of
 from rung.runs.query import open_run
 
 
@@ -55,6 +55,7 @@ class Setup:
     chosen: list[str]  # what was chosen for the user, with the reason, for the header
     derived: dict[str, Any]
     flops_per_row: float = 0.0
+    counted_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the row that was counted
     peak_flops: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
     redo_eval_at: int | None = None
@@ -144,6 +145,8 @@ def build(
         _init_weights(setup, runs_root)
     if is_training:
         _count(setup, objectives)
+        if cfg.system.compile:  # after the count, which looks at plain operations
+            _compile_modules(objectives)
     _explain(setup, why_device)
     return setup
 
@@ -247,8 +250,14 @@ def _trained(objective: Objective, cfg: Engine, world: World, is_training: bool)
     if not parameters:
         raise ConfigError(f"objective {objective.name} has no parameter to train: everything it names is frozen")
     optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
-    loss = torch.compile(objective.loss, dynamic=False) if cfg.system.compile and is_training else objective.loss
-    return Trained(objective.name, loss, parameters, optimizers, objective.every)
+    compiles = cfg.system.compile and is_training and not objective.modules
+    loss = torch.compile(objective.loss, dynamic=False) if compiles else objective.loss
+    return Trained(objective.name, loss, parameters, optimizers, objective.every, objective.lr_scale)
+
+
+def _compile_modules(objectives: Sequence[Objective]) -> None:
+    for module in {id(module): module for objective in objectives for module in objective.modules}.values():
+        module.compile(dynamic=False)
 
 
 def _schedule(lr: Lr, rate: Rate) -> Schedule:
@@ -298,8 +307,13 @@ def _count(setup: Setup, objectives: list[Objective]) -> None:
     finally:
         setup.state.model.train(training)
     setup.flops_per_row = flops.per_row
+    setup.counted_shapes = row_shapes(micro.batch)
     setup.derived["forward_flops_by_module"] = flops.forward_by_module
     setup.peak_flops = peak_flops(setup.world.device, setup.precision.name)
+
+
+def row_shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
 
 
 def _explain(setup: Setup, why_device: str) -> None:

@@ -17,7 +17,7 @@ class System:
         "auto",
         "Precision of forward and backward; weights stay float32. auto: bfloat16 on a GPU that has it, else float32.",
     )
-    compile: bool = key(False, "Compile each objective's loss, model included, with torch.compile.")
+    compile: bool = key(False, "Compile each objective's loss, or the modules it names, with torch.compile.")
     data_workers: int = key(1, "Threads that gather batches ahead of the step; 0 gathers in the step itself.", low=0)
     threads: int = key(0, "CPU threads of torch; 0 leaves torch's own choice.", low=0)
     deterministic: bool = key(

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from rung.data.prefetch import Micro
-from rung.engine.build import Setup
+from rung.engine.build import Setup, row_shapes
 from rung.engine.checkpoint import Checkpoints
 from rung.engine.clock import Clock
 from rung.recipe import Draw
@@ -47,7 +47,9 @@ class Keeper:
         row = {"lr": lr, "step_s": train_s, "copy_s": sum(micro.copy_s for micro in micros)}
         row |= {f"{name}_s": seconds for name, seconds in spent.items()}
         setup = self._setup
-        if setup.peak_flops is not None and train_s > 0:
+        # Rows that grow with the step (a curriculum) take other arithmetic than the one that was counted.
+        is_counted = all(row_shapes(micro.batch) == setup.counted_shapes for micro in micros)
+        if setup.peak_flops is not None and train_s > 0 and is_counted:
             flops = setup.flops_per_row * setup.cut.rows_per_step
             row["mfu"] = flops / (train_s * setup.peak_flops * setup.world.size)
         return row

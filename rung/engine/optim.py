@@ -25,6 +25,7 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     rest = parameters
     momentum = cfg.momentum  # read whether used or not: a key belongs to the optimizer as a whole
+    betas = (cfg.beta1, cfg.beta2)
     if cfg.name == "muon":
         hidden = {id(p) for p in objective.hidden}
         matrices = [p for p in parameters if id(p) in hidden and p.ndim == 2]
@@ -52,7 +53,7 @@ def build_optimizers(
             torch.optim.AdamW(
                 [group for group in groups if group["params"]],
                 lr=0.0,
-                betas=(cfg.beta1, cfg.beta2),
+                betas=objective.betas or betas,
                 eps=cfg.eps,
                 fused=device.type in FUSED_DEVICES,
             )

@@ -39,6 +39,7 @@ class Trained:
     parameters: list[nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
     every: int = 1
+    lr_scale: float = 1.0
 
 
 class Ready(NamedTuple):
@@ -126,7 +127,7 @@ class Stepper:
             loss_scale.update(is_bad)
         skip = self.guard.judge(is_bad, is_fatal)
         for objective, _, _, _, packed in ready:
-            set_lr(objective.optimizers, lr)
+            set_lr(objective.optimizers, lr * objective.lr_scale)
             is_empty = (packed[0, 1] == 0).to(skip.dtype)  # no target, no update: not even the decay
             self.guard.apply(objective.optimizers, torch.maximum(skip, is_empty))
             for parameter in objective.parameters:

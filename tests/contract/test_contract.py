@@ -34,8 +34,9 @@ class Mute:
 
 
 @pytest.fixture(params=list(CASES))
-def case(request: pytest.FixtureRequest, piano_data: Path) -> Case:
-    return CASES[request.param](piano_data)
+def case(request: pytest.FixtureRequest) -> Case:
+    make, data = CASES[request.param]
+    return make(request.getfixturevalue(data))
 
 
 def record_of(setup: Setup, root: Path, name: str = "exp") -> Record:

@@ -22,8 +22,9 @@ CUDA = "system.device=cuda"
 
 
 @pytest.fixture(params=list(CASES))
-def case(request: pytest.FixtureRequest, piano_data: Path) -> Case:
-    return CASES[request.param](piano_data)
+def case(request: pytest.FixtureRequest) -> Case:
+    make, data = CASES[request.param]
+    return make(request.getfixturevalue(data))
 
 
 def train(case: Case, root: Path, name: str, *words: str) -> Run:

@@ -1,0 +1,128 @@
+"""What the networks of a world are trained for.
+
+The generator: L1 between the frames it makes and the real ones, and with a weight, fooling the discriminator. The
+discriminator: the hinge loss, and R1, a penalty on its gradient at real frames. A target is a frame, so a loss is the
+mean over frames of their mean absolute error in [-1, 1].
+
+With a weight of 0 nothing of the discriminator is computed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rung.recipe import Batch, Draw, Loss, Part
+from rung.recipes.world.config import Adversarial
+from rung.recipes.world.dream import Dreamer, memory_of
+from rung.recipes.world.memory import Memory, to_signal
+
+RATIO_EVERY = 10  # steps between looks at the balance of the two gradients: each costs a backward of the discriminator
+
+
+def l1(made_B3HW: Tensor, real_B3HW: Tensor) -> Tensor:
+    """(B,) mean absolute error of each frame."""
+    return (made_B3HW.float() - real_B3HW).abs().mean(dim=(1, 2, 3))
+
+
+class GeneratorLoss:
+    """Rolls out as many frames as the batch has. The first is made from real frames, the others from its own."""
+
+    def __init__(self, dreamer: Dreamer, cfg: Adversarial, has_rollouts: bool) -> None:
+        self._dreamer, self._weight, self._has_rollouts = dreamer, cfg.weight, has_rollouts
+
+    def __call__(self, batch: Batch, draw: Draw) -> Loss:
+        real, valid = to_signal(batch["frames"]), batch["valid"]
+        errors, fooled, ratios = [], [], []
+        for t, (memory, made) in enumerate(self._dreamer.roll(memory_of(batch), batch["controls"], draw)):
+            errors.append(l1(made, real[:, t]))
+            if self._weight:
+                scores = self._score(made, memory, batch["controls"][:, t])
+                fooled.append(-scores)
+                if draw.step % RATIO_EVERY == 0:
+                    ratios.append(self._ratio(scores, made, real[:, t], valid[:, t]))
+        error_BT, count = torch.stack(errors, dim=1) * valid, valid.sum()
+        total, parts = error_BT.sum(), self._by_place(error_BT, valid)
+        if self._weight:
+            fooling = (torch.stack(fooled, dim=1) * valid).sum()
+            no_ratio = (total.new_zeros(()), total.new_zeros(()))
+            parts |= {"l1": (total, count), "fooling": (fooling, count)}
+            parts["grad_ratio"] = (torch.stack(ratios, dim=1).sum(), count) if ratios else no_ratio
+            total = total + self._weight * fooling
+        return Loss(total, count, parts)
+
+    def _by_place(self, error_BT: Tensor, valid: Tensor) -> dict[str, Part]:
+        if not self._has_rollouts:
+            return {}
+        return {
+            "from_real": (error_BT[:, 0].sum(), valid[:, 0].sum()),
+            "from_own": (error_BT[:, 1:].sum(), valid[:, 1:].sum()),
+        }
+
+    def _score(self, made: Tensor, memory: Memory, controls: Tensor) -> Tensor:
+        world = self._dreamer.world
+        return world.discriminator(made, last_of(memory), world.standard(controls)).float().mean(dim=(1, 2, 3))
+
+    def _ratio(self, scores_B: Tensor, made: Tensor, real: Tensor, valid_B: Tensor) -> Tensor:
+        """(B,) how hard the discriminator pulls at a frame, over how hard L1 does; about 0.05 to 0.1 is healthy."""
+        if not made.requires_grad:  # an eval
+            return torch.zeros_like(scores_B)
+        (pull,) = torch.autograd.grad((scores_B * valid_B).sum(), made, retain_graph=True)
+        differs = (made.detach() != real).float()
+        of_l1 = differs.flatten(1).norm(dim=1) / differs[0].numel()
+        return self._weight * pull.float().flatten(1).norm(dim=1) / of_l1.clamp(min=1e-12)
+
+
+class DiscriminatorLoss:
+    """Tells real frames under the control that led to them from made ones, and from real ones under another control.
+
+    The second kind is there because without it the control can be ignored: a generator that follows its controls
+    leaves nothing to be found in them, and the discriminator never learns to look.
+    """
+
+    def __init__(self, dreamer: Dreamer, cfg: Adversarial) -> None:
+        self._dreamer, self._r1, self._r1_every = dreamer, cfg.r1, cfg.r1_every
+
+    def __call__(self, batch: Batch, draw: Draw) -> Loss:
+        real, valid, controls = to_signal(batch["frames"]), batch["valid"], batch["controls"]
+        world = self._dreamer.world
+        with torch.no_grad():
+            steps = [(last_of(m), made) for m, made in self._dreamer.roll(memory_of(batch), controls, draw)]
+        other = world.standard(batch["other_controls"])
+        penalises = bool(self._r1) and draw.step % self._r1_every == 0
+        sums = {name: valid.new_zeros(()) for name in ("hinge", "accuracy", "gap", "control_gap", "r1")}
+        for t, (last, made) in enumerate(steps):
+            condition, counted = world.standard(controls[:, t]), valid[:, t]
+            frame = real[:, t].requires_grad_(penalises and torch.is_grad_enabled())
+            on_real = world.discriminator(frame, last, condition).float().flatten(1)
+            on_made = world.discriminator(made, last, condition).float().flatten(1)
+            on_other = world.discriminator(frame.detach(), last, other).float().flatten(1)
+            false = (F.relu(1 + on_made) + F.relu(1 + on_other)) / 2
+            sums["hinge"] += ((F.relu(1 - on_real) + false).mean(1) * counted).sum()
+            right = (on_real > 0).float().mean(1) + (on_made < 0).float().mean(1)
+            sums["accuracy"] += (right / 2 * counted).sum()
+            sums["gap"] += ((on_real.mean(1) - on_made.mean(1)) * counted).sum()
+            sums["control_gap"] += ((on_real.mean(1) - on_other.mean(1)) * counted).sum()
+            if frame.requires_grad:
+                (slope,) = torch.autograd.grad((on_real.mean(1) * counted).sum(), frame, create_graph=True)
+                sums["r1"] += slope.float().square().sum()
+        count = valid.sum()
+        total = sums["hinge"] + 0.5 * self._r1 * self._r1_every * sums["r1"]
+        nothing = (sums["r1"], valid.new_zeros(()))
+        return Loss(
+            total,
+            count,
+            {
+                "hinge": (sums["hinge"], count),
+                "accuracy": (sums["accuracy"], count),
+                "gap": (sums["gap"], count),
+                "control_gap": (sums["control_gap"], count),
+                "r1": (sums["r1"], count) if penalises else nothing,
+            },
+        )
+
+
+def last_of(memory: Memory) -> Tensor:
+    """The newest remembered frame, B 3 H W."""
+    return to_signal(memory[0][:, -1])

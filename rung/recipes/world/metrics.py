@@ -1,0 +1,128 @@
+"""What is measured of a world besides its loss, always on recorded, held-out moments.
+
+Next frames: PSNR, and the L1 of two models that learn nothing (copy the last frame; show the mean frame).
+Rollouts: L1 after 1, 2, 4 .. frames of its own against the same two; drift of brightness and contrast; and whether the
+controls matter: how much worse it gets with another moment's controls, and whether opposite controls from one memory
+move the picture opposite ways, with the right sign.
+
+How a picture moved is estimated without any model: the shift and the zoom that best explain the difference to the
+frame before, to first order, on a coarse picture where moves are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rung.recipe import Batch, Draw, Part
+from rung.recipes.world.dream import Dreamer, memory_of
+from rung.recipes.world.losses import l1, last_of
+from rung.recipes.world.memory import Memory, to_signal
+
+COARSE_HEIGHT = 24
+Intents = Mapping[str, tuple[int, float, float]]  # what a visitor wants -> channel, sign and size of a brisk move
+
+
+def next_frame(dreamer: Dreamer, batch: Batch, draw: Draw) -> dict[str, Part]:
+    """PSNR of the first frame, and what copying and averaging reach on the same rows."""
+    memory, real, valid = memory_of(batch), to_signal(batch["frames"][:, 0]), batch["valid"][:, 0]
+    made = dreamer.make(memory, batch["controls"][:, 0], draw, 0)
+    error = ((made.float() - real) / 2).square().mean(dim=(1, 2, 3))
+    psnr = -10 * torch.log10(error.clamp(min=1e-10))
+    mean = dreamer.world.mean_frame
+    return _parts(valid, psnr=psnr, persistence=l1(last_of(memory), real), mean_frame=l1(mean[None], real))
+
+
+def rollout(dreamer: Dreamer, batch: Batch, draw: Draw, horizons: Sequence[int]) -> dict[str, Part]:
+    memory, real, valid = memory_of(batch), to_signal(batch["frames"]), batch["valid"]
+    last, mean = last_of(memory), dreamer.world.mean_frame
+    parts: dict[str, Part] = {}
+    drift, is_last = torch.zeros(2, len(valid), device=valid.device), _is_last(valid)
+    for t, (_, made) in enumerate(dreamer.roll(memory, batch["controls"], draw)):
+        if t + 1 in horizons:
+            parts |= {
+                f"{name}@{t + 1}": _part(value, valid[:, t])
+                for name, value in (
+                    ("l1", l1(made, real[:, t])),
+                    ("persistence", l1(last, real[:, t])),
+                    ("mean_frame", l1(mean[None], real[:, t])),
+                )
+            }
+        drift += is_last[:, t] * torch.stack([_gap(made, real[:, t], torch.mean), _gap(made, real[:, t], torch.std)])
+    everybody = torch.ones_like(valid[:, 0])
+    return parts | _parts(everybody, drift_mean=drift[0], drift_std=drift[1])
+
+
+def response(dreamer: Dreamer, batch: Batch, draw: Draw, intents: Intents) -> dict[str, Part]:
+    """Whether the controls matter, from one memory and with the same noise each time."""
+    memory, controls, real = memory_of(batch), batch["controls"][:, 0], to_signal(batch["frames"][:, 0])
+    everybody = torch.ones(len(controls), device=controls.device)
+    own = l1(dreamer.make(memory, controls, draw, 0), real)
+    other = l1(dreamer.make(memory, batch["other_controls"], draw, 0), real)
+    parts = _parts(everybody, controls_own=own, controls_other=other)
+    for intent, (index, axis) in {"turn": (0, -1.0), "forward": (2, 1.0), "look": (1, 1.0)}.items():
+        if intent not in intents:
+            continue
+        moved = [motion(last_of(memory), _push_to(dreamer, memory, controls, draw, intents[intent], way))[index]
+                 for way in (1.0, -1.0)]  # fmt: skip
+        answer = axis * (moved[0] - moved[1])  # content moves left when the camera turns right, and grows ahead
+        parts |= _parts(everybody, **{f"{intent}_response": answer, f"{intent}_right": (answer > 0).float()})
+    return parts
+
+
+def _push_to(
+    dreamer: Dreamer, memory: Memory, controls: Tensor, draw: Draw, intent: tuple[int, float, float], way: float
+) -> Tensor:
+    """The next frame if only this one channel were at a brisk move one way, and the other moves at rest."""
+    channel, sign, brisk = intent
+    changed = controls.clone()
+    changed[:, channel] = way * sign * brisk
+    return dreamer.make(memory, changed, draw, 0)
+
+
+def motion(before_B3HW: Tensor, after_B3HW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) each: by how many coarse pixels the picture moved right and down, and how much it grew."""
+    before, after = _coarse(before_B3HW), _coarse(after_B3HW)
+    middle = (before + after) / 2
+    down, right = torch.gradient(middle, dim=(-2, -1))
+    height, width = middle.shape[-2:]
+    y = torch.arange(height, device=middle.device) - (height - 1) / 2
+    x = torch.arange(width, device=middle.device) - (width - 1) / 2
+    outward = right * x + down * y[:, None]
+    # after - before = -(right * dx + down * dy + outward * grown): three numbers, least squares
+    system = torch.stack([right, down, outward], dim=-1).flatten(1, -2)
+    change = (before - after).flatten(1)
+    normal = system.mT @ system + 1e-4 * torch.eye(3, device=middle.device)
+    solved = torch.linalg.solve(normal, (system.mT @ change[..., None])[..., 0])
+    return solved[:, 0], solved[:, 1], solved[:, 2]
+
+
+def _coarse(picture_B3HW: Tensor) -> Tensor:
+    """Grey, small and smooth."""
+    height, width = picture_B3HW.shape[-2:]
+    factor = max(1, height // COARSE_HEIGHT)
+    grey = picture_B3HW.float().mean(1, keepdim=True)
+    small = F.avg_pool2d(grey, factor)
+    return F.avg_pool2d(F.pad(small, (1, 1, 1, 1), mode="replicate"), 3, stride=1)[:, 0]
+
+
+def _gap(made: Tensor, real: Tensor, of: object) -> Tensor:
+    assert callable(of)
+    return (of(made.float(), dim=(1, 2, 3)) - of(real, dim=(1, 2, 3))).abs()
+
+
+def _is_last(valid_BT: Tensor) -> Tensor:
+    """1 at the last valid frame of each row."""
+    after = F.pad(valid_BT[:, 1:], (0, 1))
+    return valid_BT * (1 - after)
+
+
+def _part(value_B: Tensor, weight_B: Tensor) -> Part:
+    return (value_B * weight_B).sum(), weight_B.sum()
+
+
+def _parts(weight_B: Tensor, **values: Tensor) -> dict[str, Part]:
+    return {name: _part(value, weight_B) for name, value in values.items()}

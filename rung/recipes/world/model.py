@@ -1,0 +1,229 @@
+"""The two networks of a world: a generator of the next frame, and a discriminator that tells frames apart.
+
+The generator is an asymmetric U-Net of convolutions and pixel shuffles, without normalisation. Each scale of the memory
+enters the encoder at its own size; controls enter every cell (as a scale and a shift of its channels) and, times a
+learned map of the picture, every scale, since what a turn does to a pixel depends on where the pixel is; noise enters
+every scale of the decoder.
+
+The surprising thing is the head. Beside the colours it makes (tanh), it says for each pixel where in the last frame to
+look, and how much to trust that; a camera that moves shows mostly what it showed before, elsewhere. `model.warp=false`
+leaves the colours alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rung.recipes.world.config import Scale
+
+# B rows, C channels, H x W pixels, E embedding, U controls; everything in [-1, 1] that is a picture
+EMBEDDING = 128
+MAPS = 8  # channels of controls times a learned map
+SLOPE = 0.2
+LARGEST_FLOW = 0.5  # in half pictures: pixels come from at most a quarter of the picture away
+
+
+class Standard(nn.Module):
+    """Brings controls to mean 0 and deviation 1 with the statistics of the data the weights were trained on."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+
+    def forward(self, controls_BU: Tensor) -> Tensor:
+        return (controls_BU - self.mean) / self.std
+
+
+class Cell(nn.Module):
+    """Two convolutions around a residual, the first steered by the controls."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.steer = nn.Linear(EMBEDDING, 2 * channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.zeros_(self.second.weight)  # every cell begins as the identity, so depth costs no stability
+        nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
+
+    def forward(self, x_BCHW: Tensor, e_BE: Tensor) -> Tensor:
+        scale, shift = self.steer(e_BE)[:, :, None, None].chunk(2, dim=1)
+        y = F.leaky_relu(self.first(x_BCHW) * (1 + scale) + shift, SLOPE)
+        return x_BCHW + self.second(y)
+
+
+class Place(nn.Module):
+    """Controls times a learned map of the picture: channels that differ from pixel to pixel."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(EMBEDDING, MAPS)
+        y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+        known = torch.stack([torch.ones_like(x), x, y, x * y, x * x, y * y])  # what a camera motion is made of
+        self.map = nn.Parameter(torch.cat([known, torch.randn(MAPS - len(known), height, width) * 0.1]))
+
+    def forward(self, e_BE: Tensor) -> Tensor:
+        return self.mix(e_BE)[:, :, None, None] * self.map
+
+
+class Enter(nn.Module):
+    """Brings one scale of the memory, and what came from the finer one, to the features of this scale."""
+
+    def __init__(self, past: int, from_finer: int, channels: int, size: tuple[int, int], num_cells: int) -> None:
+        super().__init__()
+        self.place = Place(*size)
+        self.mix = nn.Conv2d(past + from_finer + MAPS, channels, 3, padding=1)
+        self.cells = nn.ModuleList(Cell(channels) for _ in range(num_cells))
+
+    def forward(self, past: Tensor, finer: Tensor | None, e_BE: Tensor) -> Tensor:
+        parts = [past, self.place(e_BE)] + ([finer] if finer is not None else [])
+        x = F.leaky_relu(self.mix(torch.cat(parts, dim=1)), SLOPE)
+        for cell in self.cells:
+            x = cell(x, e_BE)
+        return x
+
+
+class Leave(nn.Module):
+    """Joins what comes from the coarser scale with the encoder's features and with noise."""
+
+    def __init__(self, coarser: int, channels: int, size: tuple[int, int], num_cells: int) -> None:
+        super().__init__()
+        self.place = Place(*size)
+        self.mix = nn.Conv2d(coarser + channels + MAPS + 1, channels, 1)
+        self.cells = nn.ModuleList(Cell(channels) for _ in range(num_cells))
+
+    def forward(self, coarser: Tensor | None, skip: Tensor, noise: Tensor, e_BE: Tensor) -> Tensor:
+        parts = [skip, noise, self.place(e_BE)] + ([coarser] if coarser is not None else [])
+        x = F.leaky_relu(self.mix(torch.cat(parts, dim=1)), SLOPE)
+        for cell in self.cells:
+            x = cell(x, e_BE)
+        return x
+
+
+class Generator(nn.Module):
+    """From what is remembered and a control to the next frame."""
+
+    def __init__(
+        self, scales: Sequence[Scale], num_controls: int, width: int, depth: int, noise: float, warp: bool
+    ) -> None:
+        super().__init__()
+        self.noise, self.warp = noise, warp
+        self.sizes = [_working_size(scale) for scale in scales]
+        self._packed = [scale.width // size[1] for scale, size in zip(scales, self.sizes)]
+        self._ratios = [a[1] // b[1] for a, b in zip(self.sizes, self.sizes[1:])]
+        channels = [width * min(2**i, 8) for i in range(len(scales))]
+        self.embed = nn.Sequential(
+            nn.Linear(num_controls + 1, EMBEDDING), nn.SiLU(), nn.Linear(EMBEDDING, EMBEDDING), nn.SiLU()
+        )
+        self.enter, self.leave, self.down, self.up = (nn.ModuleList() for _ in range(4))
+        for i, (scale, size, wide) in enumerate(zip(scales, self.sizes, channels)):
+            past = scale.frames * 3 * self._packed[i] ** 2
+            self.enter.append(Enter(past, channels[i] if i else 0, wide, size, (depth + 1) // 2))
+            self.leave.append(Leave(wide if i + 1 < len(scales) else 0, wide, size, depth))
+        for i, ratio in enumerate(self._ratios):
+            self.down.append(nn.Conv2d(channels[i] * ratio**2, channels[i + 1], 1))
+            self.up.append(nn.Conv2d(channels[i + 1], channels[i] * ratio**2, 1))
+        self.head = nn.Conv2d(channels[0], (6 if warp else 3) * self._packed[0] ** 2, 3, padding=1)
+        _begin_as_a_copy(self.head, warp, self._packed[0] ** 2)
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers of noise that one frame takes."""
+        return sum(height * width for height, width in self.sizes)
+
+    def forward(self, seen: Sequence[Tensor], controls_BU: Tensor, level_B: Tensor, noise_BN: Tensor) -> Tensor:
+        """`seen` has a B 3N H W per scale, finest first; `level` is how noisy it is; `noise` lies in [0, 1)."""
+        e_BE = self.embed(torch.cat([controls_BU, level_B[:, None]], dim=1))
+        planes = self._planes(noise_BN)
+        skips: list[Tensor] = []
+        for i, enter in enumerate(self.enter):
+            past = F.pixel_unshuffle(seen[i], self._packed[i])
+            finer = self.down[i - 1](F.pixel_unshuffle(skips[-1], self._ratios[i - 1])) if i else None
+            skips.append(enter(past, finer, e_BE))
+        x: Tensor | None = None
+        for i in reversed(range(len(skips))):
+            if x is not None:
+                x = F.pixel_shuffle(self.up[i](x), self._ratios[i])
+            x = self.leave[i](x, skips[i], planes[i], e_BE)
+        assert x is not None
+        return self._finish(F.pixel_shuffle(self.head(x), self._packed[0]), seen[0][:, -3:])
+
+    def _planes(self, noise_BN: Tensor) -> list[Tensor]:
+        """Noise as one channel per scale, around 0."""
+        parts = (noise_BN - 0.5).mul(2 * self.noise).split([h * w for h, w in self.sizes], dim=1)
+        return [part.reshape(-1, 1, *size) for part, size in zip(parts, self.sizes)]
+
+    def _finish(self, made_BCHW: Tensor, last_B3HW: Tensor) -> Tensor:
+        made_BCHW = made_BCHW.float()  # a hundredth of a pixel is more than bfloat16 can say of a place
+        colours = torch.tanh(made_BCHW[:, :3])
+        if not self.warp:
+            return colours
+        flow, trust = torch.tanh(made_BCHW[:, 3:5]) * LARGEST_FLOW, torch.sigmoid(made_BCHW[:, 5:])
+        moved = move(last_B3HW.float(), flow)
+        return trust * moved + (1 - trust) * colours
+
+
+class Discriminator(nn.Module):
+    """One score per patch: does this frame follow the last one under this control? Real above 0, made below."""
+
+    def __init__(self, num_controls: int, width: int, height: int) -> None:
+        super().__init__()
+        num_layers = min(4, max(1, height.bit_length() - 2))  # each halves the picture; three rows of patches or more
+        wide = [width * min(2**i, 8) for i in range(num_layers)]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(6 if i == 0 else wide[i - 1], wide[i], 4, stride=2, padding=1) for i in range(num_layers)
+        )
+        self.score = nn.Conv2d(wide[-1], 1, 1)
+        self.embed = nn.Sequential(nn.Linear(num_controls, EMBEDDING), nn.SiLU(), nn.Linear(EMBEDDING, wide[-1]))
+
+    def forward(self, frame_B3HW: Tensor, last_B3HW: Tensor, controls_BU: Tensor) -> Tensor:
+        x = torch.cat([frame_B3HW, last_B3HW], dim=1)
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), SLOPE)
+        agreement = (x * self.embed(controls_BU)[:, :, None, None]).mean(1, keepdim=True)
+        return self.score(x) + agreement
+
+
+class World(nn.Module):
+    """Both networks and what their inputs are measured in. The generator is made first, whatever comes after."""
+
+    mean_frame: Tensor
+
+    def __init__(self, generator: Generator, discriminator: Discriminator, standard: Standard, mean_frame: Tensor):
+        super().__init__()
+        self.generator, self.discriminator, self.standard = generator, discriminator, standard
+        self.register_buffer("mean_frame", mean_frame, persistent=False)  # a baseline of the data, not of the model
+
+
+def move(picture_BCHW: Tensor, flow_B2HW: Tensor) -> Tensor:
+    """Each pixel is taken from `flow` away, in half pictures, x before y; past the border the border goes on."""
+    height, width = picture_BCHW.shape[-2:]
+    y = torch.linspace(-1 + 1 / height, 1 - 1 / height, height, device=flow_B2HW.device)
+    x = torch.linspace(-1 + 1 / width, 1 - 1 / width, width, device=flow_B2HW.device)
+    grid_HW2 = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1)
+    where = grid_HW2 + flow_B2HW.permute(0, 2, 3, 1)
+    return F.grid_sample(picture_BCHW, where, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _working_size(scale: Scale) -> tuple[int, int]:
+    """(height, width) of the features of a scale: half of its frames', where halves are whole."""
+    if scale.height % 2 or scale.width % 2:
+        return scale.height, scale.width
+    return scale.height // 2, scale.width // 2
+
+
+def _begin_as_a_copy(head: nn.Conv2d, warp: bool, packed: int) -> None:
+    """With a warp the first prediction is nearly the last frame: the baseline to beat, not a grey field."""
+    assert head.bias is not None
+    nn.init.zeros_(head.bias)
+    if warp:
+        with torch.no_grad():
+            head.weight.mul_(0.1)
+            head.bias[5 * packed :] = 2.0

@@ -1,0 +1,124 @@
+"""A learned world that can be walked in: what `rung play` shows.
+
+A visitor's intents become controls in the units of the data. From poses the rest follows: what is not asked for is at
+rest, and roll and pitch, which are angles and not moves, are kept by the walk. Every channel is held inside the range
+of the training data, since outside of it the model has never been asked anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rung.data.store import Store
+from rung.errors import UserError
+from rung.recipe import Draw, View
+from rung.recipes.world.config import Scale
+from rung.recipes.world.dream import Dreamer
+from rung.recipes.world.memory import Memory, push, recall, span, to_frame
+from rung.recipes.world.stream import array_of, divisor_of
+
+
+class WorldPlayer:
+    def __init__(
+        self,
+        dreamer: Dreamer,
+        store: Store,
+        scales: Sequence[Scale],
+        intents: Mapping[str, tuple[int, float, float]],
+        seed: int,
+    ) -> None:
+        self.dreamer, self.store, self.scales, self.intents, self.seed = dreamer, store, scales, intents, seed
+        self.frames = store.arrays[array_of(divisor_of(store, scales))]
+        self.controls = store.arrays["controls"]
+        self.names: list[str] = store.info["controls"]
+        statistics = store.info["statistics"]
+        self.low, self.high = (np.array(statistics[name], np.float64) for name in ("low", "high"))
+        self.rest = np.where(np.isin(self.names, ["dt", "valid"]), statistics["mean"], 0.0)
+        self.constant = set(statistics["constant"])
+        self.device = next(dreamer.world.parameters()).device
+        past = span(scales)
+        self.places = [r for r in store.index if r["length"] > past]  # (a walk needs a full memory to begin with)
+        if not self.places:
+            raise UserError(f"{store.path} has no stretch of {past + 1} frames to begin a walk in")
+        self.past = past
+
+    def about(self) -> dict[str, Any]:
+        finest = self.scales[0]
+        return {
+            "height": finest.height,
+            "width": finest.width,
+            "rate_hz": float(self.store.info["rate_hz"]),
+            "controls": [
+                {"name": name, "low": low, "high": high, "is_constant": name in self.constant}
+                for name, low, high in zip(self.names, self.low.tolist(), self.high.tolist())
+            ],
+            "intents": list(self.intents),
+            "places": [
+                {"label": f"{r['label']} ({r['split']})", "length": r["length"] - self.past} for r in self.places
+            ],
+        }
+
+    def walk(self, place: int, offset: int = 0) -> WorldWalk:
+        if not 0 <= place < len(self.places):
+            raise UserError(f"place {place} does not exist; there are {len(self.places)}, counted from 0")
+        record = self.places[place]
+        num_steps = record["length"] - self.past
+        if not 0 <= offset <= num_steps:
+            raise UserError(f"offset {offset} is outside of this place; it has {num_steps} recorded steps")
+        begin = record["start"] + self.past + offset
+        return WorldWalk(self, begin, record["start"] + record["length"])
+
+
+class WorldWalk:
+    """What one visitor remembers, and where on the recording the visit began."""
+
+    def __init__(self, player: WorldPlayer, begin: int, end: int) -> None:
+        self._player, self._begin, self._end = player, begin, end
+        frames = torch.from_numpy(np.array(player.frames[begin - player.past : begin]))
+        self._memory: Memory = recall(frames[None].to(player.device), player.scales)
+        self._num_steps = 0  # made so far: each has its own noise
+        self._is_on_path = True
+        # Angles that are not moves, as the last recorded frame had them.
+        self._angles = {name: float(player.controls[begin - 1][player.names.index(name)])
+                        for name in ("roll", "pitch") if name in player.names}  # fmt: skip
+
+    def step(self, intent: Mapping[str, float]) -> View:
+        player = self._player
+        wanted = player.rest.copy()
+        for name, amount in intent.items():
+            if name in player.intents:
+                channel, sign, brisk = player.intents[name]
+                wanted[channel] += sign * brisk * amount
+        for name, angle in self._angles.items():
+            wanted[player.names.index(name)] = angle + (self._looked(wanted) if name == "pitch" else 0.0)
+        self._is_on_path = False
+        return self._show(wanted)
+
+    def follow(self) -> View | None:
+        now = self._begin + self._num_steps
+        if not self._is_on_path or now >= self._end:
+            return None
+        view = self._show(np.array(self._player.controls[now], np.float64))
+        return view._replace(real=np.array(self._player.frames[now]))
+
+    def _looked(self, wanted: np.ndarray) -> float:
+        names = self._player.names
+        return float(wanted[names.index("look_up")]) if "look_up" in names else 0.0
+
+    @torch.inference_mode()
+    def _show(self, wanted: np.ndarray) -> View:
+        player = self._player
+        given = np.clip(wanted, player.low, player.high)
+        for name in self._angles:  # what was not moved to has not been reached either
+            self._angles[name] = float(given[player.names.index(name)])
+        controls = torch.from_numpy(given[None]).float().to(player.device)
+        draw = Draw(player.seed, -1, np.array([0]))
+        signal = player.dreamer.make(self._memory, controls, draw, self._num_steps)
+        frame = to_frame(signal)
+        self._memory = push(self._memory, frame)
+        self._num_steps += 1
+        return View(frame[0].cpu().numpy(), None, wanted.tolist(), given.tolist())

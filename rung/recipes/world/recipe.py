@@ -1,0 +1,187 @@
+"""The world recipe: learn a place from video and controls, then walk in it.
+
+Data, networks and pictures are imported when they are used, so that the keys of the recipe can be listed without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rung.errors import DataError
+from rung.recipe import Batch, Draw, Exported, Input, Objective, Part, Player, Recipe, Report, Sample, Stream, key_of
+from rung.recipes.world import config as keys
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rung.data.store import Store
+    from rung.recipes.world.dream import Dreamer
+    from rung.recipes.world.model import World as Networks
+
+
+class World(Recipe):
+    Config = keys.Config
+    cfg: keys.Config
+
+    def __init__(self, cfg: keys.Config, seed: int) -> None:
+        super().__init__(cfg, seed)
+        self.scales = cfg.model.scales()
+        self._is_closed = cfg.stage == "closed_loop"
+        self._curriculum = Curriculum(cfg.closed_loop, seed) if self._is_closed else None
+        self._horizons = [h for h in (1, 2, 4, 8, 16, 32, 64, 128) if h <= cfg.evaluation.horizon]
+        self._sampling = cfg.sampling.num_rows, cfg.sampling.num_frames
+
+    @cached_property
+    def store(self) -> Store:
+        from rung.data.store import Store, place
+
+        path = place(self.cfg.dataset.base_dataset_name)
+        if not path.exists():
+            raise DataError(
+                f"no data at {path}; prepare it with `rung data world`, or name another with dataset.base_dataset_name"
+            )
+        return Store.open(path, kind="world")
+
+    def streams(self) -> Mapping[str, Stream]:
+        from rung.recipes.world.stream import Moments
+
+        length = self._curriculum.length if self._curriculum is not None else lambda step: 1
+        horizon, wanted = self.cfg.evaluation.horizon, self.cfg.evaluation.num_rollouts
+        streams: dict[str, Stream] = {"train": Moments(self.store, "train", self.scales, length)}
+        held_out = Moments(self.store, "validation", self.scales)
+        every = max(1, held_out.num_rows // wanted) if wanted else horizon
+        streams["validation"] = held_out
+        streams["rollout"] = Moments(self.store, "validation", self.scales, lambda step: horizon, every)
+        for name, stream in streams.items():
+            if name != "rollout":
+                stream.baselines = dict(self.store.info["baselines"][name])
+        return streams
+
+    def model(self) -> nn.Module:
+        import torch
+
+        from rung.recipes.world import model as nets
+        from rung.recipes.world.memory import shrink, to_signal
+        from rung.recipes.world.stream import divisor_of
+
+        cfg, info = self.cfg.model, self.store.info
+        num_controls = len(info["controls"])
+        generator = nets.Generator(self.scales, num_controls, cfg.width, cfg.depth, cfg.noise, cfg.warp)
+        discriminator = nets.Discriminator(num_controls, cfg.discriminator_width, self.scales[0].height)
+        standard = nets.Standard(info["statistics"]["mean"], info["statistics"]["std"])
+        mean_frame = torch.tensor(self.store.arrays["mean_frame"][0])
+        mean_frame = to_signal(shrink(mean_frame, divisor_of(self.store, self.scales)))
+        return nets.World(generator, discriminator, standard, mean_frame)
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        from rung.recipes.world.losses import DiscriminatorLoss, GeneratorLoss
+
+        world, adversarial = cast("Networks", model), self.cfg.adversarial
+        dreamer = self._dreamer(model)
+        generator = GeneratorLoss(dreamer, adversarial, self._is_closed)
+        discriminator = DiscriminatorLoss(dreamer, adversarial)
+        objectives = [
+            Objective("generator", list(world.generator.parameters()), generator, modules=[world.generator]),
+            Objective(
+                "discriminator",
+                list(world.discriminator.parameters()),
+                discriminator,
+                every=adversarial.every,
+                lr_scale=adversarial.lr_scale,
+                betas=(adversarial.beta1, 0.999),
+                modules=[world.generator],  # not the discriminator: R1 differentiates it twice
+            ),
+        ]
+        return objectives if adversarial.weight else objectives[:1]
+
+    def _dreamer(self, model: nn.Module) -> Dreamer:
+        from rung.recipes.world.dream import Dreamer
+
+        return Dreamer(cast("Networks", model), self.cfg.context.noise)
+
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
+        from rung.recipes.world import metrics
+
+        dreamer = self._dreamer(model)
+        if batch["frames"].shape[1] == 1:
+            return metrics.next_frame(dreamer, batch, draw)
+        measured = metrics.rollout(dreamer, batch, draw, self._horizons)
+        return measured | metrics.response(dreamer, batch, draw, self.intents)
+
+    @property
+    def intents(self) -> dict[str, tuple[int, float, float]]:
+        """What a visitor can want -> channel of the controls, sign, and size of a brisk move."""
+        info = self.store.info
+        brisk, names = info["statistics"]["brisk"], info["controls"]
+        return {
+            intent: (names.index(channel), float(sign), float(brisk[names.index(channel)]))
+            for intent, (channel, sign) in info["intents"].items()
+        }
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"controls": self.store.info["controls"], "memory": self.cfg.model.memory}
+
+    def inputs(self) -> Sequence[Input]:
+        levels = [f"memory_{i}" for i in range(len(self.scales))]
+        return [Input("controls", ["controls"]), Input("memory", levels), Input("long_memory", levels[1:])]
+
+    def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        from rung.recipes.world.samples import samples
+
+        num_rows, num_frames = self._sampling
+        return samples(self._dreamer(model), self.store, self.scales, num_rows, num_frames, draw)
+
+    def player(self, model: nn.Module) -> Player:
+        from rung.recipes.world.player import WorldPlayer
+
+        return WorldPlayer(self._dreamer(model), self.store, self.scales, self.intents, self.seed)
+
+    def export(self, model: nn.Module) -> Exported:
+        from rung.recipes.world.export import exported
+
+        return exported(cast("Networks", model), self.scales, self.store.info["controls"])
+
+    @classmethod
+    def prepare(
+        cls, cfg: keys.Config, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+    ) -> tuple[Path, str]:
+        from rung.data.store import place
+        from rung.recipes.world.data import prepare
+
+        out = place(name or cfg.dataset.base_dataset_name)
+        return out, prepare(source, out, cfg.dataset, seed, replace, report)
+
+    @classmethod
+    def survey(cls, cfg: keys.Config, path: Path, out: Path, report: Report) -> str:
+        from rung.data.store import Store
+        from rung.recipes.world.survey import survey
+
+        return survey(Store.open(path, kind="world"), out, report)
+
+
+class Curriculum:
+    """How many frames a step predicts: one, and as many of its own before it as the curriculum has come to.
+
+    The length grows in a straight line. Between two whole lengths each step takes the longer one with the probability
+    that makes the mean right, so nothing jumps. All rows of a step share it, which keeps shapes whole.
+    """
+
+    def __init__(self, cfg: keys.ClosedLoop, seed: int) -> None:
+        self._start, self._steps, self._rise, self._share = cfg.start, cfg.steps, cfg.rise, cfg.share
+        self._seed = seed
+
+    def mean(self, step: int) -> float:
+        """Frames of its own that a step which rolls out makes, on average."""
+        grown = min(1.0, step / self._rise) if self._rise else 1.0
+        return min(self._start, self._steps) + (self._steps - min(self._start, self._steps)) * grown
+
+    def length(self, step: int) -> int:
+        if step < 0 or self._chance(step, "rolls") >= self._share:
+            return 1
+        return 1 + int(self.mean(step) + self._chance(step, "longer"))
+
+    def _chance(self, step: int, name: str) -> float:
+        return key_of(self._seed, step, "curriculum", name) / 2.0**63

@@ -1,0 +1,116 @@
+"""Rows of a world: what is remembered before a moment, and the frames and controls that follow.
+
+A row is a moment s of a record with a full memory before it. It holds the memory of the frames before s, and the
+`length` frames from s on, each with the control that led to it; frames past the end of the record are not valid. So a
+row never crosses an episode or a split, and with length 1 it is plain next-frame prediction.
+
+Frames lie on disk at every size a memory may want, so gathering a row is a few plain copies and the pyramid costs
+nothing. They travel as uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rung.data.store import Store
+from rung.errors import DataError
+from rung.recipe import Arrays, Draw, Stream
+from rung.recipes.world.config import Scale
+from rung.recipes.world.memory import factors, span
+
+
+class Moments(Stream):
+    """Rows {memory_0.. (n, h, w, 3) finest first, frames (length, H, W, 3), controls (length, C), valid (length,)} and
+    other_controls (C,), those of another moment, for whoever asks what difference the right ones make.
+
+    `length` is a function of the draw's step, so that a curriculum is as replayable as everything else.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        split: str,
+        scales: Sequence[Scale],
+        length: Callable[[int], int] = lambda step: 1,
+        every: int = 1,
+    ) -> None:
+        """Moments `every` frames apart."""
+        divisor = divisor_of(store, scales)
+        records = store.split(split)
+        starts, lengths = store.starts[records], store.lengths[records]
+        past = span(scales)
+        spans = [np.arange(a + past, a + n, every) for a, n in zip(starts, lengths)]
+        self._moments = np.concatenate(spans).astype(np.int64)
+        self._ends = np.repeat(starts + lengths, [len(moments) for moments in spans])
+        self.num_rows = len(self._moments)
+        if not self.num_rows:
+            raise DataError(
+                f"split {split!r} of {store.path} has no stretch of {past + 1} frames, and model.memory takes {past} "
+                "before each prediction; give longer episodes, or a shorter memory"
+            )
+        self.length = length
+        self.fingerprint = f"{store.fingerprint}/{split}/{divisor}/{past}/{every}"
+        self._levels = [
+            Stretches(store.arrays[array_of(divisor * factor)], scale.frames)
+            for scale, factor in zip(scales, factors(scales))
+        ]
+        self._frames = store.arrays[array_of(divisor)]
+        self._controls = store.arrays["controls"]
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        first, length = self._moments[ids], self.length(draw.step)
+        arrays = {f"memory_{i}": level.before(first) for i, level in enumerate(self._levels)}
+        steps = first[:, None] + np.arange(length)
+        last = self._ends[ids][:, None] - 1
+        kept = np.minimum(steps, last)
+        arrays["frames"] = self._frames[kept]
+        arrays["controls"] = self._controls[kept]
+        arrays["valid"] = (steps <= last).astype(np.float32)
+        # Not of a neighbour in the batch: then it would depend on how the batch was cut.
+        other = (ids + 1 + draw.integers("other", max(1, self.num_rows - 1))) % self.num_rows
+        arrays["other_controls"] = self._controls[self._moments[other]]
+        return arrays
+
+
+class Stretches:
+    """Views of the n frames before any frame of a memory-mapped array; taking one is a single copy."""
+
+    def __init__(self, frames: np.ndarray, num_frames: int) -> None:
+        self._num_frames, self._shape = num_frames, frames.shape[1:]
+        flat = frames.reshape(len(frames), -1)
+        count = max(0, len(flat) - num_frames + 1)
+        self._view = np.lib.stride_tricks.as_strided(
+            flat, (count, num_frames * flat.shape[1]), flat.strides, writeable=False
+        )
+
+    def before(self, places: np.ndarray) -> np.ndarray:
+        taken = np.empty((len(places), self._num_frames, *self._shape), np.uint8)
+        # mode="clip" because numpy would else go through a buffer; moments have a full memory before them.
+        np.take(self._view, places - self._num_frames, axis=0, out=taken.reshape(len(places), -1), mode="clip")
+        return taken
+
+
+def array_of(divisor: int) -> str:
+    """The name of the store's frames at a part of their size."""
+    return "frames" if divisor == 1 else f"frames_{divisor}"
+
+
+def divisor_of(store: Store, scales: Sequence[Scale]) -> int:
+    """By how much stored frames are larger than those of the model."""
+    height, width = store.info["height"], store.info["width"]
+    finest = scales[0]
+    divisor = width // finest.width
+    wanted = [divisor * factor for factor in factors(scales)]
+    if (finest.width * divisor, finest.height * divisor) != (width, height) or wanted[0] not in store.info["divisors"]:
+        sizes = ", ".join(f"{width // d}x{height // d}" for d in store.info["divisors"])
+        raise DataError(
+            f"model.memory wants frames of {finest.width}x{finest.height}, {store.path} has {sizes}; choose one of these, "
+            f"or prepare with dataset.width={finest.width} dataset.height={finest.height}"
+        )
+    missing = [d for d in wanted if d not in store.info["divisors"]]
+    if missing:
+        sizes = ", ".join(f"{width / d:g}x{height / d:g}" for d in missing)
+        raise DataError(f"model.memory wants frames of {sizes}, which {width}x{height} cannot be halved to")
+    return divisor

@@ -1,0 +1,220 @@
+"""If this fails, a world is not trained for what its config says, or a switch that should change nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rung.engine.build import Setup
+from rung.engine.clock import Clock
+from rung.engine.state import set_training
+from rung.recipe import Batch, Draw, Loss
+from rung.recipes.world.config import ClosedLoop
+from rung.recipes.world.dream import memory_of
+from rung.recipes.world.losses import last_of
+from rung.recipes.world.memory import push, to_frame, to_signal
+from rung.recipes.world.model import World, move
+from rung.recipes.world.recipe import Curriculum
+from rung.recipes.world.recipe import World as Recipe
+from tests.contract.cases import world as world_case
+from tests.recipes.world.stores import write_store
+
+PLAIN = ("stage=open_loop", "adversarial.weight=0", "context.noise=0", "optimizer.grad_clip=0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "world"
+    return write_store(path, (300, 300, 60), splits=("train", "train", "validation"))
+
+
+@pytest.fixture(scope="module")
+def make(data: Path) -> Callable[..., Setup]:
+    return lambda *words: world_case(data).setup(*words)
+
+
+def networks(setup: Setup) -> World:
+    assert isinstance(setup.state.model, World)
+    return setup.state.model
+
+
+def steps(setup: Setup, num_steps: int) -> list[dict[str, float]]:
+    set_training(setup.state.model)
+    feed = setup.feed()
+    rows = []
+    for step in range(num_steps):
+        signals = setup.stepper.step(step, feed.take(step), setup.cfg.lr.learning_rate, Clock())
+        rows.append({name: value.item() for name, value in signals.items()})
+    feed.close()
+    return rows
+
+
+def same_weights(a: Setup, b: Setup, part: str) -> bool:
+    x, y = (getattr(networks(s), part).state_dict() for s in (a, b))
+    return all(torch.equal(x[name], y[name]) for name in x)
+
+
+def test_weight_zero_is_plain_l1_to_the_bit_and_leaves_the_discriminator_alone(make: Callable[..., Setup]) -> None:
+    ours, bare = make(*PLAIN), make(*PLAIN, "model.discriminator_width=8")
+    steps(ours, 5)
+    world, cfg = networks(bare), bare.cfg.optimizer
+    matrices = [p for p in world.generator.parameters() if p.ndim >= 2]
+    vectors = [p for p in world.generator.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=bare.cfg.lr.learning_rate,
+        betas=(cfg.beta1, cfg.beta2),
+        fused=True,
+    )
+    untouched = {name: p.clone() for name, p in world.discriminator.named_parameters()}
+    set_training(world)
+    feed = bare.feed()
+    for step in range(5):
+        (micro,) = feed.take(step)
+        memory = [to_signal(level).flatten(1, 2) for level in memory_of(micro.batch)]
+        noise = micro.draw.noise("noise/0", (world.generator.noise_size,))
+        control = world.standard(micro.batch["controls"][:, 0])
+        made = world.generator(memory, control, torch.zeros(len(control)), noise)
+        real = to_signal(micro.batch["frames"][:, 0])
+        loss = (made - real).abs().mean(dim=(1, 2, 3)).sum() / len(real)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    feed.close()
+    assert same_weights(ours, bare, "generator")
+    assert all(torch.equal(p, untouched[name]) for name, p in world.discriminator.named_parameters())
+    fresh = make(*PLAIN)
+    assert same_weights(ours, fresh, "discriminator")
+    assert not same_weights(ours, fresh, "generator")
+
+
+@pytest.mark.parametrize("word", ["closed_loop.steps=0", "closed_loop.share=0"])
+def test_a_closed_loop_without_rollouts_is_the_open_loop_to_the_bit(make: Callable[..., Setup], word: str) -> None:
+    a, b = make(*PLAIN), make(*PLAIN, "stage=closed_loop", word)
+    assert [row["loss/sum"] for row in steps(a, 4)] == [row["loss/sum"] for row in steps(b, 4)]
+    assert same_weights(a, b, "generator")
+
+
+def test_no_gradient_goes_through_what_was_dreamed(make: Callable[..., Setup]) -> None:
+    """The gradient of a rollout is the sum of those of its frames, each made from a fixed memory."""
+    setup = make("adversarial.weight=0", "context.noise=0")
+    world, objective = networks(setup), setup.state.objectives[0]
+    micro = next(m for step in range(20) for m in setup.feed().take(step) if m.batch["frames"].shape[1] == 3)
+    objective.loss(micro.batch, micro.draw).sum.backward()
+    rolled = [p.grad.clone() for p in objective.parameters if p.grad is not None]
+    world.zero_grad()
+    memory = memory_of(micro.batch)
+    for t in range(3):
+        one: Batch = {f"memory_{i}": level for i, level in enumerate(memory)}
+        one |= {name: micro.batch[name][:, t : t + 1] for name in ("frames", "controls", "valid")}
+        draw = Renamed(micro.draw, t)
+        objective.loss(one, draw).sum.backward()  # type: ignore[arg-type]
+        with torch.no_grad():
+            noise = micro.draw.noise(f"noise/{t}", (world.generator.noise_size,))
+            seen = [to_signal(level).flatten(1, 2) for level in memory]
+            control = world.standard(micro.batch["controls"][:, t])
+            memory = push(memory, to_frame(world.generator(seen, control, torch.zeros(len(control)), noise)))
+    apart = [p.grad for p in objective.parameters if p.grad is not None]
+    for a, b in zip(rolled, apart, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+class Renamed:
+    """A draw whose first frame takes the noise of frame t of a rollout."""
+
+    def __init__(self, draw: Draw, t: int) -> None:
+        self._draw, self._t, self.step, self.is_eval = draw, t, draw.step, draw.is_eval
+
+    def noise(self, name: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        assert name == "noise/0"
+        return self._draw.noise(f"noise/{self._t}", shape, device)
+
+
+def test_context_noise_is_told_and_stays_out_of_evals(make: Callable[..., Setup]) -> None:
+    words = ("stage=open_loop", "adversarial.weight=0")
+    noisy, clean = make(*words, "context.noise=0.5"), make(*words, "context.noise=0")
+    told = []
+    networks(noisy).generator.register_forward_pre_hook(lambda _, given: told.append(given[2].clone()))
+    a, b = (setup.evaluator.run(setup.state.model)["validation"] for setup in (noisy, clean))
+    assert a == b
+    assert all((level == 0).all() for level in told)
+    told.clear()
+    assert steps(noisy, 1)[0]["loss/sum"] != steps(clean, 1)[0]["loss/sum"]
+    assert len(torch.unique(torch.cat(told))) > 4
+    assert all(((level >= 0) & (level < 1)).all() for level in told)
+
+
+@given(
+    st.integers(0, 20), st.integers(0, 500), st.floats(0, 20), st.floats(0.1, 1), st.integers(0, 2**31)
+)  # fmt: skip
+def test_the_curriculum_grows_smoothly(num: int, rise: int, start: float, share: float, seed: int) -> None:
+    curriculum = Curriculum(ClosedLoop(num, rise, start, share), seed)
+    means = [curriculum.mean(step) for step in range(rise + 5)]
+    assert means[-1] == num
+    assert all(0 <= b - a <= num / max(rise, 1) + 1e-9 for a, b in zip(means, means[1:]))
+    lengths = [curriculum.length(step) for step in range(rise + 5)]
+    assert all(length == 1 or int(mean) <= length - 1 <= int(mean) + 1 for length, mean in zip(lengths, means))
+    assert curriculum.length(-1) == 1  # evals begin from real frames
+
+
+def test_the_mean_of_the_lengths_is_what_was_asked_for() -> None:
+    curriculum = Curriculum(ClosedLoop(steps=5, rise=0, start=0.0, share=0.6), seed=3)
+    lengths = np.array([curriculum.length(step) for step in range(4000)])
+    assert set(lengths) == {1, 6}
+    assert abs((lengths > 1).mean() - 0.6) < 0.03
+    halfway = Curriculum(ClosedLoop(steps=3, rise=2, start=0.0, share=1.0), seed=3)
+    assert halfway.mean(1) == 1.5
+
+
+def test_two_optimizers_with_settings_of_their_own(make: Callable[..., Setup]) -> None:
+    setup = make("adversarial.lr_scale=0.25", "adversarial.beta1=0.3", "optimizer.beta1=0.8")
+    steps(setup, 1)
+    (g,), (d,) = (objective.optimizers for objective in setup.state.objectives)
+    assert d.param_groups[0]["lr"] == pytest.approx(0.25 * g.param_groups[0]["lr"])
+    assert (g.param_groups[0]["betas"][0], d.param_groups[0]["betas"][0]) == (0.8, 0.3)
+
+
+def test_the_health_of_the_two_is_recorded(make: Callable[..., Setup]) -> None:
+    rows = steps(make("stage=open_loop", "adversarial.every=1"), 3)
+    assert 0 <= rows[0]["discriminator/accuracy/sum"] / rows[0]["discriminator/accuracy/count"] <= 1
+    assert rows[0]["discriminator/r1/count"] > 0
+    assert rows[1]["discriminator/r1/count"] == 0  # adversarial.r1_every=2
+    assert rows[0]["grad_ratio/sum"] > 0
+    assert rows[1]["grad_ratio/count"] == 0
+
+
+def test_the_recorded_ratio_is_that_of_the_two_gradients(make: Callable[..., Setup]) -> None:
+    """Against autograd at the made frame: the weighted pull of the discriminator over that of L1, by row."""
+    setup = make("stage=open_loop", "context.noise=0", "adversarial.weight=0.3")
+    world, micro = networks(setup), setup.feed().take(0)[0]
+    loss: Loss = setup.state.objectives[0].loss(micro.batch, micro.draw)
+    memory, controls = memory_of(micro.batch), world.standard(micro.batch["controls"][:, 0])
+    noise = micro.draw.noise("noise/0", (world.generator.noise_size,))
+    seen = [to_signal(level).flatten(1, 2) for level in memory]
+    made = world.generator(seen, controls, torch.zeros(len(controls)), noise).detach().requires_grad_()
+    fooling = -world.discriminator(made, last_of(memory), controls).mean(dim=(1, 2, 3)).sum()
+    error = (made - to_signal(micro.batch["frames"][:, 0])).abs().mean(dim=(1, 2, 3)).sum()
+    pulls = [torch.autograd.grad(part, made)[0].flatten(1).norm(dim=1) for part in (fooling, error)]
+    want = (0.3 * pulls[0] / pulls[1]).sum().item()
+    assert loss.parts["grad_ratio"][0].item() == pytest.approx(want, rel=1e-4)
+
+
+def test_a_flow_moves_pixels_where_it_says() -> None:
+    picture = torch.rand(1, 3, 6, 8)
+    flow = torch.zeros(1, 2, 6, 8)
+    assert torch.allclose(move(picture, flow), picture, atol=1e-6)
+    flow[:, 0] = 2 * 2 / 8  # two pixels to the right, in half pictures
+    assert torch.allclose(move(picture, flow)[..., :-2], picture[..., 2:], atol=1e-6)
+
+
+def test_identity_refuses_other_controls_and_other_memories(make: Callable[..., Setup], data: Path) -> None:
+    a, b = make(*PLAIN), make(*PLAIN, "model.memory=[2@16x12,5@8x6]")
+    assert a.identity != b.identity
+    assert a.identity["controls"][4] == "turn_right"
+    assert isinstance(a.recipe, Recipe)
