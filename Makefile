@@ -1,19 +1,22 @@
 # make run   a small piano GPT, trained here and now
 # make test  everything that must hold
 # make bench ratios against peers, measured side by side
+# make page  the web pages alone
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PAGE := rung/web/static/sources.sha256
+PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f -print)
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench page clean
 
-run: $(INSTALLED)
+run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
-test: $(INSTALLED) lint
+test: $(INSTALLED) $(PAGE) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)
@@ -22,10 +25,12 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput loader logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput loader world_loader logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+
+page: $(PAGE)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis rung/web/static rung/web/page/node_modules
 
 # torch first and through the constraints file: an open range would bring several GB of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -34,3 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $(INSTALLED)
+
+# An install builds the pages (hatch_build.py), with a node of its own where there is none, and only what is not built.
+$(PAGE): $(PAGE_SOURCES) | $(INSTALLED)
+	$(BIN)/pip install -q --no-deps -e .

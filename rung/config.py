@@ -131,9 +131,7 @@ class Schema:
             raise ConfigError("\n".join(wrong))
         return Config(self, values, sources)
 
-    def _leaves(
-        self, tree: Mapping[str, Any], prefix: str, source: str, wrong: list[str]
-    ) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, tree: Mapping[str, Any], prefix: str, source: str, wrong: list[str]) -> Iterator[tuple[str, Any]]:
         for part, value in tree.items():
             name = f"{prefix}{part}"
             if name in self.keys:

@@ -27,7 +27,7 @@ ALLOWED = {
     "runs": set(),
     "doctor": {"runs"},
     "compare": {"runs"},
-    "web": {"runs"},
+    "web": {"runs", "recipe"},  # recipe: the types of what is played
     "forensics": {"engine", "runs"},
     "sweep": {"config", "runs"},
     "remote": {"runs"},

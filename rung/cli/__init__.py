@@ -21,8 +21,10 @@ VERBS = {
     "resume": "Go on with a run that was stopped or killed.",
     "eval": "Evaluate a run on its eval sets.",
     "sample": "Make samples from a run.",
+    "play": "Walk in a learned world.",
     "ls": "List runs.",
     "show": "Show one run: what it was, what happened, what to look at.",
+    "export": "Write a run's model for other programs.",
     "config": "Print the keys of a recipe with their values, sources and meaning.",
     "recipes": "List the recipes and their presets.",
 }

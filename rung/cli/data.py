@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rung.cli.progress import reporter
-from rung.cli.resolve import json_option, resolve
+from rung.cli.resolve import Resolved, json_option, resolve
 from rung.errors import DataError
 from rung.units import size
 
@@ -31,15 +31,17 @@ def command() -> None:
     """Prepare the data of a recipe (rung data RECIPE), or look at data that is prepared (show, verify).
 
     \b
-    rung data RECIPE [--from DIR] [--name NAME] [--replace] [KEY=VALUE]...
+    rung data RECIPE [--from DIR] [--name NAME] [--replace] [--report] [KEY=VALUE]...
       --from DIR    a folder of your own; without it the data that comes embedded
       --name NAME   what to call it; default: what the recipe's config names
       --replace     prepare it again if it is there already
+      --report      look at what is prepared: a page with pictures beside it
 
     \b
     Examples:
       rung data piano                                   the embedded default
       rung data piano --from ~/maestro --name maestro   a folder of your own
+      rung data world --report                          is it fit to train on?
       rung data show maestro                            what it holds
       rung data verify maestro                          hash every byte
     """
@@ -52,6 +54,7 @@ def command() -> None:
 )
 @click.option("--name", help="What to call it; default: what the recipe's config names.")
 @click.option("--replace", is_flag=True, help="Prepare it again if it is there already.")
+@click.option("--report", "is_report", is_flag=True, help="Look at what is prepared: a page with pictures beside it.")
 @json_option
 def prepare(**given: object) -> None:
     """Prepare data.
@@ -61,13 +64,25 @@ def prepare(**given: object) -> None:
       rung data piano
       rung data piano --from ~/maestro --name maestro
       rung data piano --replace dataset.pause_detection_threshold=2
+      rung data world --report
     """
 
 
 def run_prepare(
-    recipe: str, words: tuple[str, ...], source: Path | None, name: str | None, replace: bool, as_json: bool
+    recipe: str,
+    words: tuple[str, ...],
+    source: Path | None,
+    name: str | None,
+    replace: bool,
+    is_report: bool,
+    as_json: bool,
 ) -> None:
     resolved = resolve(recipe, words)
+    if is_report:
+        if source is not None or replace:
+            raise DataError("--report looks at data that is prepared; prepare it first, without --report")
+        run_report(recipe, resolved, name, as_json)
+        return
     cfg, seed = resolved.config.view("recipe"), resolved.config.view("engine").seed
     report, close = reporter()
     try:
@@ -75,6 +90,28 @@ def run_prepare(
     finally:
         close()
     click.echo(json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}")
+
+
+def run_report(recipe: str, resolved: Resolved, name: str | None, as_json: bool) -> None:
+    from rung.data.store import place
+
+    cfg = resolved.config.view("recipe")
+    path = place(name or cfg.dataset.base_dataset_name)
+    if not (path / "manifest.json").is_file():
+        named = f" --name {name}" if name else ""
+        raise DataError(f"no data at {path} to report on; prepare it first: `rung data {recipe}{named}`")
+    out = path.parent / f"{path.name}-report"
+    report, close = reporter()
+    try:
+        summary = resolved.recipe_class.survey(cfg, path, out, report)
+    finally:
+        close()
+    figures = out / "report.json"
+    if as_json:
+        found = json.loads(figures.read_text("utf-8")) if figures.is_file() else {}
+        click.echo(json.dumps({"path": str(out), "summary": summary, **found}))
+    else:
+        click.echo(f"{summary}\nin {out / 'report.md'}")
 
 
 @command.command()

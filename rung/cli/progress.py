@@ -16,6 +16,7 @@ from typing import Any
 from rung.units import count, duration
 
 SMOOTH_STEPS = 20
+MOST_PARTS = 6  # of an eval that fit a line
 
 
 class PlainDisplay:
@@ -45,8 +46,8 @@ class PlainDisplay:
             f"{count(sum(r['targets'] for r in self._recent) / spent) if spent else '?'} targets/s",
             f"wait {100 * sum(r['wait_s'] for r in self._recent) / spent if spent else 0:.1f} %",
         ]
-        if "mfu" in row:
-            parts.insert(5, f"mfu {100 * sum(r['mfu'] for r in self._recent) / len(self._recent):.1f} %")
+        if known := [r["mfu"] for r in self._recent if "mfu" in r]:
+            parts.insert(5, f"mfu {100 * sum(known) / len(known):.1f} %")
         if self._skipped:
             parts.append(f"skipped {self._skipped}")
         if is_narrow:
@@ -58,6 +59,8 @@ class PlainDisplay:
     def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None:
         for number, (name, values) in enumerate(results.items()):
             parts = [f"{part} {value:.4f}" for part, value in values.items() if part not in ("loss", "targets")]
+            if len(parts) > MOST_PARTS:  # all are in the record, and `rung eval` prints them
+                parts[MOST_PARTS:] = [f"{len(parts) - MOST_PARTS} more"]
             base = [f"{what} {value:.4f}" for what, value in self._baselines.get(name, {}).items()]
             self.say(
                 f"eval {name} at step {step}  loss {_number(values['loss'], '.4f')}"

@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from rung.data.buffers import is_own, page_locked
 from rung.recipe import Batch, Draw, Stream
 
 TASK_S = 0.001  # work that is worth handing to a thread
@@ -134,7 +136,8 @@ class Feed:
         micros = []
         for places in self._places:
             rows, draw = ids[places], Draw(self._seed, step, places)
-            arrays = self._stream.gather(rows, draw)
+            with page_locked() if self._copy_stream is not None else nullcontext():
+                arrays = self._stream.gather(rows, draw)
             begun = time.perf_counter()
             batch, copied = to_device(arrays, self._device, self._copy_stream)
             micros.append(Micro(rows, draw, batch, copied, time.perf_counter() - begun))
@@ -155,13 +158,14 @@ def to_device(
     arrays: dict[str, np.ndarray], device: torch.device, copy_stream: torch.cuda.Stream | None = None
 ) -> tuple[Batch, torch.cuda.Event | None]:
     # A view of the data set itself must not reach a loss that may write into it.
-    own = {name: a if a.flags.owndata and a.flags.c_contiguous else a.copy() for name, a in arrays.items()}
+    own = {name: a if is_own(a) and a.flags.c_contiguous else a.copy() for name, a in arrays.items()}
     tensors = {name: torch.from_numpy(array) for name, array in own.items()}
     if device.type == "cpu":
         return tensors, None
     if copy_stream is None:
         return {name: tensor.to(device) for name, tensor in tensors.items()}, None
     with torch.cuda.stream(copy_stream):
+        # (what is page-locked already is not copied again)
         batch = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
         copied = torch.cuda.Event()
         copied.record(copy_stream)

@@ -156,6 +156,11 @@ class StoreWriter:
         spec["rows"] += len(rows)
         return int(first)
 
+    def written(self, name: str) -> np.ndarray:
+        """What was appended so far, mapped from disk."""
+        self._files[name].flush()
+        return _map(self._beside / f"{name}.bin", self._specs[name])
+
     def check_ids(self, max_id: int, name: str, min_id: int = 0) -> None:
         """Refuses numbers that the array's type would wrap around."""
         kind = np.iinfo(np.dtype(self._specs[name]["dtype"]))

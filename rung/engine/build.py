@@ -257,7 +257,7 @@ def _trained(objective: Objective, cfg: Engine, world: World, is_training: bool)
 
 def _compile_modules(objectives: Sequence[Objective]) -> None:
     for module in {id(module): module for objective in objectives for module in objective.modules}.values():
-        module.compile(dynamic=False)
+        module.forward = torch.compile(module.forward, dynamic=False)  # eval_mode knows how to take it off again
 
 
 def _schedule(lr: Lr, rate: Rate) -> Schedule:
@@ -295,7 +295,7 @@ def _init_weights(setup: Setup, runs_root: Path) -> None:
 def _count(setup: Setup, objectives: list[Objective]) -> None:
     """FLOPs of a row, on the first row of the data, before anything is compiled or trained."""
     feed = Feed(setup.streams["train"], Cut(1, 1), setup.cfg.seed, setup.world.device, 0)
-    micro = feed.take(0)[0]
+    micro = feed.take(1)[0]  # not step 0, at which all that is done every n-th step is due at once
     training = setup.state.model.training
     setup.state.model.eval()  # or one row would move running statistics
     try:
@@ -349,7 +349,7 @@ def _explain(setup: Setup, why_device: str) -> None:
     setup.chosen.append(
         f"{rate.rows_per_step} rows a step ({cfg.data.batch_size} x {cfg.optimizer.gradient_accumulation_steps}), "
         f"about {targets:.0f} targets; an epoch is {rate.epoch_rows / rate.rows_per_step:.1f} steps; "
-        f"{setup.flops_per_row / max(rate.targets_per_row, 1e-9) / 1e6:.3g} MFLOP a target, attention counted in full"
+        f"{setup.flops_per_row / max(rate.targets_per_row, 1e-9) / 1e6:.3g} MFLOP a target"
     )
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen.append(f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps")

@@ -26,8 +26,13 @@ EVAL_STEP = -1  # the step of eval draws: an eval is the same whenever it happen
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; each module gets back the mode it had."""
+    """Eval mode without gradients; each module gets back the mode it had.
+
+    Modules that were compiled run as they were written: evals and samples come in shapes of their own, and compiling
+    for each of them takes longer than running it.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    compiled = [(module, module.__dict__.pop("forward")) for module, _ in modes if "forward" in module.__dict__]
     model.eval()
     try:
         with torch.no_grad():
@@ -35,6 +40,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        for module, forward in compiled:
+            module.forward = forward
 
 
 class Evaluator:

@@ -80,9 +80,7 @@ class WorkingTree:
         is_ignored = inside and tree.git("check-ignore", "-q", f"{inside[0]}/", check=False).returncode == 0
         return None if is_ignored else tree
 
-    def git(
-        self, *args: str, stdin: bytes | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[bytes]:
+    def git(self, *args: str, stdin: bytes | None = None, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         command = ["git", "-C", str(self.top), *(word for key in _QUIET for word in ("-c", key)), *args]
         try:
             done = subprocess.run(

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -132,6 +133,31 @@ def test_a_missing_member(pip: Callable[..., Pip]) -> None:
         TOY.open("c")
 
 
+def test_is_unpacked_once_with_its_programs(pip: Callable[..., Pip]) -> None:
+    program = zipfile.ZipInfo("bin/run")
+    program.external_attr = 0o100755 << 16
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(program, b"#!/bin/sh\n")
+        archive.writestr(zipfile.ZipInfo("data"), b"of any mode")
+    native = Wheel("toy", "1.0", TOY.filename, hashlib.sha256(buffer.getvalue()).hexdigest())
+    pip(buffer.getvalue())
+    folder = native.unpack()
+    assert os.access(folder / "bin/run", os.X_OK)
+    assert (folder / "data").read_bytes() == b"of any mode"
+    native.path.unlink()
+    pip(None)  # the wheel itself is needed no more
+    assert native.unpack() == folder
+    assert leftovers() == [folder.name]
+
+
+def test_a_damaged_wheel_is_not_unpacked(pip: Callable[..., Pip]) -> None:
+    pip(packed(a=b"somebody else's"))
+    with pytest.raises(DataError, match="sha256"):
+        TOY.unpack()
+    assert leftovers() == []
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.delenv("RUNG_CACHE", raising=False)
@@ -146,4 +172,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pinned_wheels_name_their_own_files() -> None:
     for pinned in (wheels.MUSIC21, wheels.PRETTY_MIDI):
         assert pinned.filename == f"{pinned.name}-{pinned.version}-py3-none-any.whl"
+        assert len(pinned.sha256) == 64
+    for tag, pinned in wheels.VIZDOOM.items():
+        assert pinned.filename.startswith(f"{pinned.name}-{pinned.version}-{tag}-{tag}-")
         assert len(pinned.sha256) == 64

@@ -159,9 +159,7 @@ def test_another_shape(lives: Lives, words: list[str], half: Path, word: str, to
     assert not (half / "runs/piano/2").exists()
 
 
-def test_data_changed_under_a_run(
-    lives: Lives, words: list[str], whole: Run, piano_data: Path, tmp_path: Path
-) -> None:
+def test_data_changed_under_a_run(lives: Lives, words: list[str], whole: Run, piano_data: Path, tmp_path: Path) -> None:
     data = tmp_path / "tunes"
     shutil.copytree(piano_data, data)
     changed = but(words, f"dataset.base_dataset_name={data}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,12 +49,12 @@ class Model:
             return
         if not scales:
             yield "model.memory=[] remembers nothing; give one scale or more"
-        for fine, coarse in zip(scales, scales[1:]):
+        for fine, coarse in itertools.pairwise(scales):
             ratio = fine.width // coarse.width
             if ratio < 2 or ratio & (ratio - 1) or (coarse.width * ratio, coarse.height * ratio) != fine[1:]:
                 yield (
-                    f"model.memory: {coarse.width}x{coarse.height} after {fine.width}x{fine.height}; each scale must be "
-                    "smaller than the one before by a power of two, in both directions"
+                    f"model.memory: {coarse.width}x{coarse.height} after {fine.width}x{fine.height}; each scale must "
+                    "be smaller than the one before by a power of two, in both directions"
                 )
         if scales and (scales[0].width % 2 or scales[0].height % 2):
             yield f"model.memory: the finest scale, {scales[0].width}x{scales[0].height}, must have even sides"
@@ -74,12 +75,16 @@ class ClosedLoop:
     steps: int = key(8, "Frames the model makes of its own before a target, at the end of the curriculum.", low=0)
     rise: int = key(2000, "Optimizer steps over which the rollout grows from `start` to `steps`; 0 = at once.", low=0)
     start: float = key(1.0, "Length of the rollout at step 0.", low=0)
-    share: float = key(0.75, "Share of the optimizer steps that roll out; the others start from real frames.", low=0, high=1)
+    share: float = key(
+        0.75, "Share of the optimizer steps that roll out; the others start from real frames.", low=0, high=1
+    )
 
 
 @dataclass
 class Context:
-    noise: float = key(0.0, "Largest noise on remembered frames, in units of [-1, 1]; drawn per row, told to the model.", low=0)
+    noise: float = key(
+        0.0, "Largest noise on remembered frames, in units of [-1, 1]; drawn per row, told to the model.", low=0
+    )
 
 
 @dataclass
@@ -88,15 +93,20 @@ class Dataset:
     width: int = key(128, "Width of a stored frame; sources are cropped to the shape and scaled down to it.", low=8)
     height: int = key(96, "Height of a stored frame.", low=8)
     controls: Literal["auto", "pose", "recorded"] = key(
-        "auto", "What moves the world: pose (6-DoF between frames), recorded (as the file has them); auto: poses if any."
+        "auto",
+        "What moves the world: pose (6-DoF between frames), recorded (as the file has them); auto: poses if any.",
     )
     control_lag: int = key(
-        1, "Frames from a recorded control to the frame it leads to: 1 = acts after its own frame, 0 = led to it.", low=0
+        1,
+        "Frames from a recorded control to the frame it leads to: 1 = acts after its own frame, 0 = led to it.",
+        low=0,
     )
     axes: Literal["opencv", "opengl"] = key(
         "opencv", "Camera axes of pose matrices: opencv (x right, y down, z ahead), opengl (y up, -z ahead; ARKit's)."
     )
-    max_gap: float = key(0.1, "Largest distance in seconds from a frame to its pose or control; beyond it: not valid.", low=0)
+    max_gap: float = key(
+        0.1, "Largest distance in seconds from a frame to its pose or control; beyond it: not valid.", low=0
+    )
     episode_gap: float = key(1.0, "A pause in seconds between frames that ends an episode.", low=0)
     every: int = key(1, "Keep every n-th frame of a source.", low=1)
     split: Literal["auto", "episode", "time"] = key(
@@ -104,7 +114,9 @@ class Dataset:
     )
     validation: float = key(0.1, "Share held out to evaluate on.", low=0, high=0.9)
     test: float = key(0.0, "Share set aside and never looked at.", low=0, high=0.9)
-    split_gap: float = key(2.0, "Seconds thrown away between blocks of time, so that no neighbours are on both sides.", low=0)
+    split_gap: float = key(
+        2.0, "Seconds thrown away between blocks of time, so that no neighbours are on both sides.", low=0
+    )
     maps: list[str] = key([], "Freedoom maps of the embedded walk, such as [map01, E1M1]; [] = a fixed choice.")
     num_frames: int = key(12_000, "Frames of the embedded walk, over all maps.", low=100)
 

@@ -4,7 +4,8 @@ The generator: L1 between the frames it makes and the real ones, and with a weig
 discriminator: the hinge loss, and R1, a penalty on its gradient at real frames. A target is a frame, so a loss is the
 mean over frames of their mean absolute error in [-1, 1].
 
-With a weight of 0 nothing of the discriminator is computed.
+With a weight of 0 nothing of the discriminator is computed. Evals are L1 alone, always: a discriminator moves, and a
+loss that contains its opinion cannot be compared between two steps, nor choose the best of them.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ class GeneratorLoss:
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
         real, valid = to_signal(batch["frames"]), batch["valid"]
+        has_opponent = self._weight > 0 and not draw.is_eval
         errors, fooled, ratios = [], [], []
         for t, (memory, made) in enumerate(self._dreamer.roll(memory_of(batch), batch["controls"], draw)):
             errors.append(l1(made, real[:, t]))
-            if self._weight:
+            if has_opponent:
                 scores = self._score(made, memory, batch["controls"][:, t])
                 fooled.append(-scores)
                 if draw.step % RATIO_EVERY == 0:
                     ratios.append(self._ratio(scores, made, real[:, t], valid[:, t]))
         error_BT, count = torch.stack(errors, dim=1) * valid, valid.sum()
         total, parts = error_BT.sum(), self._by_place(error_BT, valid)
-        if self._weight:
+        if has_opponent:
             fooling = (torch.stack(fooled, dim=1) * valid).sum()
             no_ratio = (total.new_zeros(()), total.new_zeros(()))
             parts |= {"l1": (total, count), "fooling": (fooling, count)}
@@ -66,8 +68,6 @@ class GeneratorLoss:
 
     def _ratio(self, scores_B: Tensor, made: Tensor, real: Tensor, valid_B: Tensor) -> Tensor:
         """(B,) how hard the discriminator pulls at a frame, over how hard L1 does; about 0.05 to 0.1 is healthy."""
-        if not made.requires_grad:  # an eval
-            return torch.zeros_like(scores_B)
         (pull,) = torch.autograd.grad((scores_B * valid_B).sum(), made, retain_graph=True)
         differs = (made.detach() != real).float()
         of_l1 = differs.flatten(1).norm(dim=1) / differs[0].numel()

@@ -21,14 +21,17 @@ Memory = list[Tensor]  # one B N h w 3 uint8 per scale, finest first
 
 
 def shrink(frames: Tensor, factor: int) -> Tensor:
-    """(..., H, W, 3) uint8 to (..., H / factor, W / factor, 3): means of blocks, halves rounded up."""
-    if factor == 1:
-        return frames
-    *rest, height, width, channels = frames.shape
-    blocks = frames.reshape(*rest, height // factor, factor, width // factor, factor, channels)
-    area = factor * factor
-    total = blocks.sum(dim=(-4, -2), dtype=torch.int32)
-    return ((total + area // 2) // area).to(torch.uint8)
+    """(..., H, W, 3) uint8 to (..., H / factor, W / factor, 3), by halves: means of four, halves rounded up.
+
+    By halves, so that shrinking what was shrunk before is the same as shrinking at once: a model that makes frames of
+    half the stored size remembers its own as the store remembers the real ones.
+    """
+    while factor > 1:
+        *rest, height, width, channels = frames.shape
+        fours = frames.reshape(*rest, height // 2, 2, width // 2, 2, channels)
+        frames = ((fours.sum(dim=(-4, -2), dtype=torch.int32) + 2) >> 2).to(torch.uint8)
+        factor //= 2
+    return frames
 
 
 def factors(scales: Sequence[Scale]) -> list[int]:
@@ -44,9 +47,7 @@ def recall(frames: Tensor, scales: Sequence[Scale]) -> Memory:
 def push(memory: Memory, frame: Tensor) -> Memory:
     """The memory one frame later: `frame` (B, H, W, 3) uint8 comes in, the oldest of each scale goes."""
     width = frame.shape[-2]
-    return [
-        torch.cat([level[:, 1:], shrink(frame, width // level.shape[-2])[:, None]], dim=1) for level in memory
-    ]
+    return [torch.cat([level[:, 1:], shrink(frame, width // level.shape[-2])[:, None]], dim=1) for level in memory]
 
 
 def span(scales: Sequence[Scale]) -> int:
@@ -56,7 +57,7 @@ def span(scales: Sequence[Scale]) -> int:
 
 def to_signal(frames: Tensor) -> Tensor:
     """(..., H, W, 3) uint8 to (..., 3, H, W) in [-1, 1]."""
-    return (frames.movedim(-1, -3).float() - 127.5) / 127.5
+    return frames.movedim(-1, -3).float().sub_(127.5).div_(127.5)
 
 
 def to_frame(signal: Tensor) -> Tensor:

@@ -39,20 +39,15 @@ def next_frame(dreamer: Dreamer, batch: Batch, draw: Draw) -> dict[str, Part]:
 def rollout(dreamer: Dreamer, batch: Batch, draw: Draw, horizons: Sequence[int]) -> dict[str, Part]:
     memory, real, valid = memory_of(batch), to_signal(batch["frames"]), batch["valid"]
     last, mean = last_of(memory), dreamer.world.mean_frame
-    parts: dict[str, Part] = {}
+    after: dict[str, dict[int, Part]] = {"l1": {}, "persistence": {}, "mean_frame": {}}
     drift, is_last = torch.zeros(2, len(valid), device=valid.device), _is_last(valid)
     for t, (_, made) in enumerate(dreamer.roll(memory, batch["controls"], draw)):
         if t + 1 in horizons:
-            parts |= {
-                f"{name}@{t + 1}": _part(value, valid[:, t])
-                for name, value in (
-                    ("l1", l1(made, real[:, t])),
-                    ("persistence", l1(last, real[:, t])),
-                    ("mean_frame", l1(mean[None], real[:, t])),
-                )
-            }
+            for name, guess in (("l1", made), ("persistence", last), ("mean_frame", mean[None])):
+                after[name][t + 1] = _part(l1(guess, real[:, t]), valid[:, t])
         drift += is_last[:, t] * torch.stack([_gap(made, real[:, t], torch.mean), _gap(made, real[:, t], torch.std)])
     everybody = torch.ones_like(valid[:, 0])
+    parts = {f"{name}@{h}": part for name, by_horizon in after.items() for h, part in by_horizon.items()}
     return parts | _parts(everybody, drift_mean=drift[0], drift_std=drift[1])
 
 
@@ -95,14 +90,15 @@ def motion(before_B3HW: Tensor, after_B3HW: Tensor) -> tuple[Tensor, Tensor, Ten
     # after - before = -(right * dx + down * dy + outward * grown): three numbers, least squares
     system = torch.stack([right, down, outward], dim=-1).flatten(1, -2)
     change = (before - after).flatten(1)
-    normal = system.mT @ system + 1e-4 * torch.eye(3, device=middle.device)
-    solved = torch.linalg.solve(normal, (system.mT @ change[..., None])[..., 0])
+    # Sums rather than products of matrices, which autocast would make in 8 bits of precision.
+    normal = (system[..., :, None] * system[..., None, :]).sum(1) + 1e-4 * torch.eye(3, device=middle.device)
+    solved = torch.linalg.solve(normal, (system * change[..., None]).sum(1))
     return solved[:, 0], solved[:, 1], solved[:, 2]
 
 
 def _coarse(picture_B3HW: Tensor) -> Tensor:
     """Grey, small and smooth."""
-    height, width = picture_B3HW.shape[-2:]
+    height, _width = picture_B3HW.shape[-2:]
     factor = max(1, height // COARSE_HEIGHT)
     grey = picture_B3HW.float().mean(1, keepdim=True)
     small = F.avg_pool2d(grey, factor)

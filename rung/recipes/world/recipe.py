@@ -6,6 +6,7 @@ Data, networks and pictures are imported when they are used, so that the keys of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rung.data.store import Store
     from rung.recipes.world.dream import Dreamer
     from rung.recipes.world.model import World as Networks
+
+SIZE = ("base_dataset_name", "width", "height")  # a store serves every size its frames can be halved to
 
 
 class World(Recipe):
@@ -43,7 +46,22 @@ class World(Recipe):
             raise DataError(
                 f"no data at {path}; prepare it with `rung data world`, or name another with dataset.base_dataset_name"
             )
-        return Store.open(path, kind="world")
+        store = Store.open(path, kind="world")
+        self._check_settings(store)
+        return store
+
+    def _check_settings(self, store: Store) -> None:
+        """A key of preparation that is set and differs from how the data was prepared would silently do nothing."""
+        prepared = store.info["settings"]
+        for field in fields(keys.Dataset):
+            asked, was = getattr(self.cfg.dataset, field.name), prepared.get(field.name)
+            usual = field.default_factory() if callable(field.default_factory) else field.default
+            if field.name in SIZE or field.name not in prepared or asked in (usual, was):
+                continue
+            raise DataError(
+                f"dataset.{field.name}={asked}, but {store.path} was prepared with {was}; prepare it again with "
+                "`rung data world --replace`, or leave the key out"
+            )
 
     def streams(self) -> Mapping[str, Stream]:
         from rung.recipes.world.stream import Moments
@@ -157,7 +175,7 @@ class World(Recipe):
     @classmethod
     def survey(cls, cfg: keys.Config, path: Path, out: Path, report: Report) -> str:
         from rung.data.store import Store
-        from rung.recipes.world.survey import survey
+        from rung.recipes.world.survey.survey import survey
 
         return survey(Store.open(path, kind="world"), out, report)
 

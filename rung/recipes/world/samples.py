@@ -34,6 +34,7 @@ def samples(
         if number == 0:  # the one film begins where the sheet does
             made = [to_frame(m)[0] for _, m in dreamer.roll(memory, batch["controls"][:, :num_valid], shown)]
             dreamed, real = torch.stack(made).cpu().numpy(), batch["frames"][0, :num_valid].cpu().numpy()
+            last = memory[0][0, -1].cpu().numpy()
         made_now = to_frame(dreamer.make(memory, batch["controls"][:, 0], shown, 0))[0].cpu().numpy()
         levels = [level[0].cpu().numpy() for level in memory]
         moments.append(Moment(levels, levels[0][-1], batch["frames"][0, 0].cpu().numpy(), made_now, f"row {place}"))
@@ -42,7 +43,11 @@ def samples(
     horizons = [h for h in HORIZONS if h <= len(real)]
     seconds = len(real) / rate_hz
     return [
-        Sample("contact-sheet.png", contact_sheet(moments), f"{num_rows} held-out moments: memory, real, made, difference"),
-        Sample("rollout.png", rollout_sheet(real, dreamed, horizons), "real above, dreamed below, after so many frames"),
+        Sample(
+            "contact-sheet.png", contact_sheet(moments), f"{num_rows} held-out moments: memory, real, made, difference"
+        ),
+        Sample(
+            "rollout.png", rollout_sheet(real, dreamed, horizons, last), "real above, dreamed below, and how far apart"
+        ),
         Sample(f"rollout{suffix}", video, f"{seconds:.1f} s: real left, dreamed from its own frames right"),
     ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rung.data.buffers import empty
 from rung.data.store import Store
 from rung.errors import DataError
 from rung.recipe import Arrays, Draw, Stream
@@ -53,19 +54,18 @@ class Moments(Stream):
         self.length = length
         self.fingerprint = f"{store.fingerprint}/{split}/{divisor}/{past}/{every}"
         self._levels = [
-            Stretches(store.arrays[array_of(divisor * factor)], scale.frames)
-            for scale, factor in zip(scales, factors(scales))
+            (store.arrays[array_of(divisor * factor)], scale.frames) for scale, factor in zip(scales, factors(scales))
         ]
         self._frames = store.arrays[array_of(divisor)]
         self._controls = store.arrays["controls"]
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         first, length = self._moments[ids], self.length(draw.step)
-        arrays = {f"memory_{i}": level.before(first) for i, level in enumerate(self._levels)}
+        arrays = {f"memory_{i}": stretches(level, first - n, n) for i, (level, n) in enumerate(self._levels)}
         steps = first[:, None] + np.arange(length)
         last = self._ends[ids][:, None] - 1
         kept = np.minimum(steps, last)
-        arrays["frames"] = self._frames[kept]
+        arrays["frames"] = self._ahead(first, length, self._ends[ids])
         arrays["controls"] = self._controls[kept]
         arrays["valid"] = (steps <= last).astype(np.float32)
         # Not of a neighbour in the batch: then it would depend on how the batch was cut.
@@ -73,23 +73,22 @@ class Moments(Stream):
         arrays["other_controls"] = self._controls[self._moments[other]]
         return arrays
 
+    def _ahead(self, first: np.ndarray, length: int, end: np.ndarray) -> np.ndarray:
+        """The frames from each moment on; past the end of its record the last one stands still."""
+        frames = empty((len(first), length, *self._frames.shape[1:]))
+        for row, start, stop in zip(frames, first.tolist(), np.minimum(first + length, end).tolist()):
+            row[: stop - start] = self._frames[start:stop]
+            row[stop - start :] = self._frames[stop - 1]
+        return frames
 
-class Stretches:
-    """Views of the n frames before any frame of a memory-mapped array; taking one is a single copy."""
 
-    def __init__(self, frames: np.ndarray, num_frames: int) -> None:
-        self._num_frames, self._shape = num_frames, frames.shape[1:]
-        flat = frames.reshape(len(frames), -1)
-        count = max(0, len(flat) - num_frames + 1)
-        self._view = np.lib.stride_tricks.as_strided(
-            flat, (count, num_frames * flat.shape[1]), flat.strides, writeable=False
-        )
-
-    def before(self, places: np.ndarray) -> np.ndarray:
-        taken = np.empty((len(places), self._num_frames, *self._shape), np.uint8)
-        # mode="clip" because numpy would else go through a buffer; moments have a full memory before them.
-        np.take(self._view, places - self._num_frames, axis=0, out=taken.reshape(len(places), -1), mode="clip")
-        return taken
+def stretches(frames: np.ndarray, starts: np.ndarray, num_frames: int) -> np.ndarray:
+    """(rows, num_frames, H, W, 3): from each start so many frames. One plain copy a row: an index of numpy's, or its
+    take, either copies more than that or the whole set."""
+    taken = empty((len(starts), num_frames, *frames.shape[1:]), frames.dtype)
+    for row, start in zip(taken, starts.tolist()):
+        row[...] = frames[start : start + num_frames]
+    return taken
 
 
 def array_of(divisor: int) -> str:
@@ -106,8 +105,8 @@ def divisor_of(store: Store, scales: Sequence[Scale]) -> int:
     if (finest.width * divisor, finest.height * divisor) != (width, height) or wanted[0] not in store.info["divisors"]:
         sizes = ", ".join(f"{width // d}x{height // d}" for d in store.info["divisors"])
         raise DataError(
-            f"model.memory wants frames of {finest.width}x{finest.height}, {store.path} has {sizes}; choose one of these, "
-            f"or prepare with dataset.width={finest.width} dataset.height={finest.height}"
+            f"model.memory wants frames of {finest.width}x{finest.height}, {store.path} has {sizes}; choose one "
+            f"of these, or prepare with dataset.width={finest.width} dataset.height={finest.height}"
         )
     missing = [d for d in wanted if d not in store.info["divisors"]]
     if missing:

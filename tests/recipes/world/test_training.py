@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def test_the_curriculum_grows_smoothly(num: int, rise: int, start: float, share:
     curriculum = Curriculum(ClosedLoop(num, rise, start, share), seed)
     means = [curriculum.mean(step) for step in range(rise + 5)]
     assert means[-1] == num
-    assert all(0 <= b - a <= num / max(rise, 1) + 1e-9 for a, b in zip(means, means[1:]))
+    assert all(0 <= b - a <= num / max(rise, 1) + 1e-9 for a, b in itertools.pairwise(means))
     lengths = [curriculum.length(step) for step in range(rise + 5)]
     assert all(length == 1 or int(mean) <= length - 1 <= int(mean) + 1 for length, mean in zip(lengths, means))
     assert curriculum.length(-1) == 1  # evals begin from real frames

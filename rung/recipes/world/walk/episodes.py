@@ -1,0 +1,195 @@
+"""The embedded data of the world recipe: seeded walks through Freedoom maps in ViZDoom.
+
+The same seed, maps and sizes give the same bytes on one platform; a map's walk does not depend on which others are
+asked for. ViZDoom is never imported here: a recorder process per map works in a temporary folder, two maps at a time,
+and one recording at a time is read back, so that neither memory nor disk grows with the number of maps.
+
+The one surprising thing is the engine's camera: heights are drawn 1.2 times too tall, as on the screens of 1993, and to
+look up or down it shifts the picture instead of turning. Poses have the angle that was asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rung.data.wheel import VIZDOOM
+from rung.errors import ConfigError, DataError
+from rung.recipe import Report, key_of
+from rung.recipes.world import config
+from rung.recipes.world.geometry import from_angles
+from rung.recipes.world.sources.episode import Episode
+from rung.recipes.world.walk.walker import CONTROLS
+
+# Wide and narrow, bright and dark, indoors and out; with three seeds, 90 % of all steps got somewhere.
+CHOICE = ["E1M1", "E1M5", "E2M1", "E2M7", "E3M1", "E3M5", "E4M3", "map01", "map10", "map11", "map20", "map23"]
+MAPS = [f"E{episode}M{number}" for episode in range(1, 5) for number in range(1, 10)]
+MAPS += [f"map{number:02d}" for number in range(1, 33)]
+# What ViZDoom can draw with square pixels: 4:3 and 16:9
+SIZES = [(w, w * 3 // 4) for w in (160, 200, 256, 320, 400, 512, 640, 800, 1024, 1280, 1400, 1600)]
+SIZES += [(w, w * 9 // 16) for w in (256, 320, 400, 512, 640, 800, 1024, 1280, 1600, 1920)]
+WIDE = 256  # drawn no smaller than this, and averaged down: far walls flicker otherwise
+TIC_S = 1 / 35
+
+
+def walk_episodes(cfg: config.Dataset, seed: int, report: Report) -> Iterator[Episode]:
+    """Walks of `cfg.num_frames` frames in all, map by map; frames have the config's size wherever ViZDoom can be
+    averaged down to it exactly, and else a larger one. A map is one episode, or more where a walk was cut short."""
+    maps = check_maps(cfg.maps)
+    width, height, factor = drawn_size(cfg.width, cfg.height)
+    shares = [cfg.num_frames // len(maps) + (place < cfg.num_frames % len(maps)) for place in range(len(maps))]
+    package = find_package(report)
+    waiting = deque(
+        {
+            "package": str(package), "wad": "freedoom1.wad" if name.startswith("E") else "freedoom2.wad", "map": name,
+            "seed": key_of(seed, "walk", name), "width": width, "height": height, "factor": factor, "num_frames": share,
+        }
+        for name, share in zip(maps, shares)
+    )  # fmt: skip
+    running: deque[Recording] = deque()
+    num_done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < min(2, os.cpu_count() or 1):
+                running.append(Recording.start(waiting.popleft()))
+            recording = running.popleft()
+            try:
+                for now in recording.wait():
+                    report(f"walking in {recording.job['map']}", num_done + now, cfg.num_frames)
+                yield from recording.episodes()
+            finally:
+                recording.close()
+            num_done += recording.job["num_frames"]
+        report("walking", num_done, cfg.num_frames)
+    finally:
+        for recording in running:
+            recording.close()
+
+
+def check_maps(wanted: Sequence[str]) -> list[str]:
+    """The maps to walk in, spelled as we do."""
+    spelled = {name.lower(): name for name in MAPS}
+    for name in wanted:
+        if name.lower() not in spelled:
+            raise ConfigError(f"dataset.maps: Freedoom has no map {name!r}, only E1M1 to E4M9 and map01 to map32")
+    maps = [spelled[name.lower()] for name in wanted or CHOICE]
+    if len(set(maps)) < len(maps):
+        raise ConfigError(f"dataset.maps={list(wanted)} names a map twice; its two walks would be the same")
+    return maps
+
+
+def drawn_size(width: int, height: int) -> tuple[int, int, int]:
+    """In which size to draw, and by what to shrink: a multiple of the wanted size, else 1 and whatever covers it."""
+    for w, h in sorted(SIZES):
+        if w >= WIDE and w % width == 0 and (w // width * height) == h:
+            return w, h, w // width
+    for w, h in sorted(SIZES, key=lambda size: size[0] * size[1]):
+        if w >= max(width, WIDE) and h >= height:
+            return w, h, 1
+    raise ConfigError(
+        f"dataset.width={width} dataset.height={height}: the embedded walk has at most 1600x1200 or 1920x1080 pixels; "
+        "choose a smaller size, or record your own and pass --from"
+    )
+
+
+def find_package(report: Report) -> Path:
+    """The folder to import vizdoom from: of an installed one, else of the pinned wheel, unpacked in the cache."""
+    spec = importlib.util.find_spec("vizdoom")
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parents[1]
+    wheel = VIZDOOM.get(f"cp{sys.version_info.major}{sys.version_info.minor}")
+    if wheel is None or sys.platform != "linux" or platform.machine() != "x86_64":
+        raise DataError(
+            f"no pinned vizdoom for Python {platform.python_version()} on {sys.platform} {platform.machine()}; "
+            "`pip install vizdoom==1.3.2`, or pass --from a folder with videos"
+        )
+    return wheel.unpack(report)
+
+
+@dataclass
+class Recording:
+    """A recorder process at work in its folder, and what it leaves there."""
+
+    job: dict[str, Any]
+    folder: tempfile.TemporaryDirectory[str]
+    log: IO[bytes]
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, job: dict[str, Any]) -> Recording:
+        folder = tempfile.TemporaryDirectory(prefix="rung-walk-", ignore_cleanup_errors=True)
+        log = (Path(folder.name) / "log.txt").open("w+b")
+        root = Path(__file__).parents[4]  # so that the recorder finds this very rung, wherever we were started
+        paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "rung.recipes.world.walk.recorder", json.dumps(job)],
+            cwd=folder.name, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,  # a group of its own, so that the engine ends with its recorder
+        )  # fmt: skip
+        return cls(job, folder, log, process)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name)
+
+    @property
+    def frame_shape(self) -> tuple[int, int, int]:
+        return self.job["height"] // self.job["factor"], self.job["width"] // self.job["factor"], 3
+
+    def wait(self) -> Iterator[int]:
+        """Until the recorder is done; yields the number of frames there are by now."""
+        while True:
+            try:
+                code = self.process.wait(timeout=0.25)
+                break
+            except subprocess.TimeoutExpired:
+                frames = self.path / "frames.bin"
+                yield frames.stat().st_size // int(np.prod(self.frame_shape)) if frames.exists() else 0
+        if code != 0 or not (self.path / "steps.npy").exists():
+            self.log.seek(0)
+            lines = self.log.read().decode("utf-8", "replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
+            raise DataError(
+                f"the walk in {self.job['map']} broke off ({last}); try other dataset.maps, or pass --from a folder "
+                "with videos"
+            )
+
+    def episodes(self) -> Iterator[Episode]:
+        steps = np.load(self.path / "steps.npy")
+        # Mapped, so that frames stay readable after the folder is gone, for as long as somebody holds the episode.
+        frames = np.memmap(self.path / "frames.bin", np.uint8, "r", shape=(len(steps), *self.frame_shape))
+        for life in np.unique(steps["life"]):
+            (rows,) = np.nonzero(steps["life"] == life)
+            lived, first = steps[rows], int(rows[0])
+            yield Episode(
+                label=self.job["map"],
+                times=lived["tic"] * TIC_S,
+                frames=frames[first : first + len(rows)],
+                poses=from_angles(lived["pose"]),
+                up=(0.0, 0.0, 1.0),
+                controls=lived["control"],
+                control_names=list(CONTROLS),
+            )
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
+            self.process.wait()
+        self.log.close()
+        self.folder.cleanup()

@@ -1,0 +1,130 @@
+"""If this fails, walking in a world is not what the model was trained for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rung.engine.build import Setup
+from rung.engine.evaluate import eval_mode
+from rung.errors import UserError
+from rung.recipe import Draw, Player
+from rung.recipes.world.memory import to_frame
+from tests.contract.cases import world as world_case
+
+
+@pytest.fixture
+def setup(world_data: Path) -> Setup:
+    """With weights that are not the first ones, or the controls would do nothing yet."""
+    made = world_case(world_data).setup("adversarial.weight=0", "context.noise=0.3")
+    with torch.no_grad():
+        for parameter in made.state.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    made.state.model.eval()
+    return made
+
+
+@pytest.fixture
+def player(setup: Setup) -> Player:
+    return setup.recipe.player(setup.state.model)
+
+
+def test_following_a_recording_is_the_rollout_of_an_eval(setup: Setup, player: Player) -> None:
+    """The same frames to the bit: one memory, one noise, one quantisation for both."""
+    stream = setup.streams["rollout"]
+    first = np.array([0])
+    batch = {k: torch.from_numpy(v) for k, v in stream.gather(first, Draw(setup.cfg.seed, -1, first)).items()}
+    dreamer = setup.recipe._dreamer(setup.state.model)  # type: ignore[attr-defined]
+    memory = [batch[f"memory_{i}"] for i in range(2)]
+    with eval_mode(setup.state.model):
+        draw = Draw(setup.cfg.seed, -1, first)
+        rolled = [to_frame(m)[0].numpy() for _, m in dreamer.roll(memory, batch["controls"], draw)]
+    store = setup.recipe.store  # type: ignore[attr-defined]
+    place = [label["label"].endswith("(validation)") for label in player.about()["places"]].index(True)
+    walk = player.walk(place)
+    low, high = (np.array(store.info["statistics"][name]) for name in ("low", "high"))
+    for t, want in enumerate(rolled):
+        view = walk.follow()
+        assert view is not None
+        assert np.array_equal(view.real, batch["frames"][0, t].numpy())
+        assert np.allclose(view.wanted, batch["controls"][0, t].numpy())
+        assert np.allclose(view.given, np.clip(view.wanted, low, high))
+        if not np.array_equal(view.given, view.wanted):
+            break  # a control of the held-out film outside of the range of training: from here on they part
+        assert np.array_equal(view.frame, want)
+    else:
+        t += 1
+    assert t > 0
+
+
+def test_a_walk_ends_where_the_recording_does(player: Player) -> None:
+    length = player.about()["places"][0]["length"]
+    walk = player.walk(0)
+    views = [walk.follow() for _ in range(length + 1)]
+    assert [view is None for view in views] == [False] * length + [True]
+    assert player.walk(0, length).follow() is None
+    off = player.walk(0)
+    off.step({})
+    assert off.follow() is None  # who left the path cannot follow it
+
+
+def test_intents_move_their_own_channel_and_no_other(player: Player) -> None:
+    names = [control["name"] for control in player.about()["controls"]]
+    rest = dict(zip(names, player.walk(0).step({}).wanted, strict=True))
+    for intent, channel in (("forward", "forward"), ("turn", "turn_right"), ("right", "right")):
+        there = dict(zip(names, player.walk(0).step({intent: 1.0}).wanted, strict=True))
+        assert {name for name in names if there[name] != rest[name]} == {channel}
+        assert there[channel] > 0
+    assert rest["forward"] == rest["turn_right"] == 0
+    assert rest["valid"] == 1
+    assert rest["dt"] == pytest.approx(0.05, rel=0.1)
+    looked = dict(zip(names, player.walk(0).step({"look": 1.0}).wanted, strict=True))
+    assert looked["pitch"] - rest["pitch"] == pytest.approx(looked["look_up"])  # an angle follows its move
+
+
+def test_what_is_out_of_range_is_clamped_and_told(player: Player) -> None:
+    about = player.about()
+    view = player.walk(0).step({"turn": 50.0})
+    channel = [control["name"] for control in about["controls"]].index("turn_right")
+    assert view.given[channel] == pytest.approx(about["controls"][channel]["high"])
+    assert view.wanted[channel] > view.given[channel]
+    assert view.frame.shape == (about["height"], about["width"], 3)
+
+
+def test_looking_up_for_long_ends_at_the_highest_pitch_of_the_data(player: Player) -> None:
+    about = player.about()
+    names = [control["name"] for control in about["controls"]]
+    pitch = names.index("pitch")
+    walk = player.walk(0)
+    seen = [walk.step({"look": 1.0}).given[pitch] for _ in range(60)]
+    assert seen[-1] == pytest.approx(about["controls"][pitch]["high"])
+    assert seen == sorted(seen)
+    assert walk.step({"look": -1.0}).given[pitch] < seen[-1]  # and comes down at once: nothing was wound up
+
+
+def test_two_walks_share_nothing(player: Player) -> None:
+    alone, beside, other = player.walk(0), player.walk(0), player.walk(1)
+    for number in range(5):
+        a = alone.step({"forward": 1.0, "turn": 0.5})
+        other.step({"turn": -1.0})
+        b = beside.step({"forward": 1.0, "turn": 0.5})
+        assert np.array_equal(a.frame, b.frame), number
+
+
+def test_controls_change_the_picture(player: Player) -> None:
+    left, right = (player.walk(0).step({"turn": way}).frame.astype(int) for way in (-1.0, 1.0))
+    assert np.abs(left - right).max() > 0
+
+
+def test_what_is_told_is_plain_and_places_are_checked(player: Player) -> None:
+    about = json.loads(json.dumps(player.about()))
+    assert about["intents"] == ["forward", "right", "turn", "look"]
+    for place in (-1, len(about["places"])):
+        with pytest.raises(UserError, match="does not exist"):
+            player.walk(place)
+    with pytest.raises(UserError, match="recorded steps"):
+        player.walk(0, about["places"][0]["length"] + 1)
