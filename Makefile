@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput loader world_loader logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput loader world_loader play logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
 
 page: $(PAGE)
 

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from rung.errors import UserError
 
 if TYPE_CHECKING:
     from rung.engine.build import Setup
+    from rung.recipe import Player
 
 
 @click.command(short_help="Walk in a learned world.")
@@ -46,16 +48,15 @@ def command(
     if not (STATIC / "index.html").exists():
         raise UserError(f"the page is not built: no index.html in {STATIC}; `make page` in the checkout builds it")
 
-    with listen(host, port) as listening:
+    with listen(host, port) as listening, ThreadPoolExecutor(1, "model") as model:
         from rung.cli.eval import open_weights
         from rung.runs.query import open_run
 
-        setup, step = open_weights(run, words, at, runs_root)
+        setup, step = model.submit(open_weights, run, words, at, runs_root).result()
         mode = functools.partial(_without_gradients, setup)
-        with mode():
-            player = setup.recipe.player(setup.state.model.eval())
+        player = model.submit(_player, setup, mode).result()
         title = f"{open_run(run, runs_root).id} at step {step}"
-        app = play_app(player, title, _names(host), mode)
+        app = play_app(player, title, _names(host), mode, model=model)
         click.echo(f"{title}: {address_of(listening)}   (Ctrl-C ends it)")
         if not no_open and _has_screen():
             click.launch(address_of(listening))
@@ -63,6 +64,11 @@ def command(
             server(app).run(sockets=[listening])
         except KeyboardInterrupt:  # uvicorn has closed everything, and says again what made it
             click.echo()
+
+
+def _player(setup: Setup, mode: Callable[[], contextlib.AbstractContextManager[None]]) -> Player:
+    with mode():
+        return setup.recipe.player(setup.state.model.eval())
 
 
 @contextlib.contextmanager

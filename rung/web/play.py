@@ -73,18 +73,25 @@ class Visits:
 
 
 def play_app(
-    player: Player, title: str, hosts: Collection[str] = (), mode: Mode = contextlib.nullcontext, keep_s: float = 60
+    player: Player,
+    title: str,
+    hosts: Collection[str] = (),
+    mode: Mode = contextlib.nullcontext,
+    keep_s: float = 60,
+    model: ThreadPoolExecutor | None = None,
 ) -> Starlette:
     """The page and its WebSocket.
 
-    `hosts` are the names, besides localhost, under which this machine may be asked. `mode` is entered once, in the
-    thread in which the model works: without gradients, say, which torch decides for each thread.
+    `hosts` are the names, besides localhost, under which this machine may be asked. `model` is the one thread in which
+    the model works, since torch is not to be entered by two; it should also be the one in which it was made, as torch
+    has a pool of workers for each thread, and with two pools it is half as fast. `mode` is entered once, in that
+    thread: without gradients, say, which torch decides for each thread.
     """
     about = player.about()
     visits = Visits(player, about, keep_s)
     modes = contextlib.ExitStack()  # never left: the thread ends with the server
-    # One thread, since torch is not to be entered by two; first come, first served.
-    model = ThreadPoolExecutor(1, "model", initializer=lambda: modes.enter_context(mode()))
+    model = model or ThreadPoolExecutor(1, "model")
+    model.submit(lambda: modes.enter_context(mode())).result()
 
     async def walk(socket: WebSocket) -> None:
         await socket.accept()
