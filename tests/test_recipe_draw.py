@@ -124,3 +124,25 @@ def test_generators_differ_by_name_and_repeat() -> None:
     one, again, other = (torch.rand(4, generator=draw().generator(name)) for name in ("a", "a", "b"))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+@given(seeds, steps, names, st.integers(1, 20), st.lists(st.integers(1, 4), max_size=2), st.data())
+def test_noise_is_the_same_for_a_row_in_any_cut_and_is_what_uniform_draws(
+    seed: int, step: int, name: str, num_rows: int, shape: list[int], data: st.DataObject
+) -> None:
+    whole = Draw(seed, step, np.arange(num_rows)).noise(name, tuple(shape)).numpy()
+    assert whole.shape == (num_rows, *shape)
+    rows = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=num_rows)), dtype=np.int64)
+    assert np.array_equal(Draw(seed, step, rows).noise(name, tuple(shape)).numpy(), whole[rows])
+    drawn = Draw(seed, step, np.arange(num_rows)).uniform(name, int(np.prod(shape)))
+    assert np.array_equal(whole.reshape(num_rows, -1), np.floor(drawn * 2**24) / 2**24)  # its first 24 bits
+
+
+def test_noise_is_even_and_differs_by_name_and_step() -> None:
+    one = Draw(0, 5, np.arange(64)).noise("a", (256,))
+    assert 0 <= one.min() < 0.001
+    assert 0.999 < one.max() < 1
+    assert abs(one.mean() - 0.5) < 0.01
+    assert abs(one.var() - 1 / 12) < 0.002
+    for other in (Draw(0, 5, np.arange(64)).noise("b", (256,)), Draw(0, 6, np.arange(64)).noise("a", (256,))):
+        assert abs(np.corrcoef(one.flatten(), other.flatten())[0, 1]) < 0.03

@@ -44,7 +44,7 @@ class Dreamer:
         device = controls_BU.device
         seen, level = see(memory), torch.zeros(len(controls_BU), device=device)
         if self.context_noise and not draw.is_eval:
-            level = torch.from_numpy(draw.uniform("context_level")[:, 0]).float().to(device)
+            level = draw.noise("context_level", (), device)
             shake = self.context_noise * level[:, None, None, None]
             for i, picture in enumerate(seen):
                 name = f"context/{number}/{i}"
