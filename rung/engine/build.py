@@ -349,7 +349,7 @@ def _explain(setup: Setup, why_device: str) -> None:
     setup.chosen.append(
         f"{rate.rows_per_step} rows a step ({cfg.data.batch_size} x {cfg.optimizer.gradient_accumulation_steps}), "
         f"about {targets:.0f} targets; an epoch is {rate.epoch_rows / rate.rows_per_step:.1f} steps; "
-        f"{setup.flops_per_row / max(rate.targets_per_row, 1e-9) / 1e6:.3g} MFLOP a target"
+        f"{setup.flops_per_row / 1e9:.3g} GFLOP a row"
     )
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen.append(f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps")

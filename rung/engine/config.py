@@ -48,8 +48,8 @@ class Optimizer:
     )
     weight_decay: float = key(0.1, "Decoupled decay of matrices and embeddings; biases and norms have none.", low=0)
     grad_clip: float = key(1.0, "Largest gradient norm of a step; larger ones are scaled down to it; 0 = never.", low=0)
-    beta1: float = key(0.9, "Decay of the first moment.", low=0, high=1)
-    beta2: float = key(0.95, "Decay of the second moment.", low=0, high=1)
+    beta1: float = key(0.9, "Decay of the first moment.", low=0, high=0.999999)
+    beta2: float = key(0.95, "Decay of the second moment.", low=0, high=0.999999)
     eps: float = key(1e-8, "Added to the root of the second moment.", low=1e-30)
     momentum: float = key(0.95, "Momentum of muon.", low=0, high=1)
 

@@ -100,10 +100,13 @@ def play_app(
         if name is None:
             await socket.close(FULL, f"{MOST_VISITS} visitors are here already")
             return
+        visit = visits.known[
+            name
+        ]  # kept here: another line of the same visit may end, and be forgotten, before this one
         try:
             await socket.send_json({"visit": name, "is_known": name == asked, "title": title, "about": about})
             while (message := await socket.receive())["type"] == "websocket.receive":
-                await reply(socket, visits.known[name], message.get("text") or message.get("bytes") or b"")
+                await reply(socket, visit, message.get("text") or message.get("bytes") or b"")
         except WebSocketDisconnect:
             pass
         finally:

@@ -101,7 +101,7 @@ CONFIG = [
     ("data.batch_size=many", "data.batch_size=many is not a whole number"),
     ("data.batch_size=2.5", "data.batch_size=2.5 is not a whole number"),
     ("data.batch_size=0", "data.batch_size=0 is too small; the limit is 1"),
-    ("optimizer.beta1=1.5", "optimizer.beta1=1.5 is too large; the limit is 1"),
+    ("optimizer.beta1=1.5", "optimizer.beta1=1.5 is too large; the limit is 0.999999"),
     ("lr.learning_rate=.nan", "is not a finite number"),
     ("optimizer.name=sgd", "is not one of adamw, muon"),
     ("optimizer.max_iters=3 parsecs", "'parsecs' is not a unit"),

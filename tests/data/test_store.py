@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rung.data.store import SCHEMA, Store, StoreWriter, place
+from rung.data.store import SCHEMA, Store, StoreWriter, check_apart, place
 from rung.errors import DataError
 
 DTYPES = ["u1", "u2", "u4", "i2", "i8", "f4", "f8", ">u2", ">i4", "?"]
@@ -151,6 +151,36 @@ def test_a_folder_that_is_no_store_is_left_alone(out: Path, replace: bool) -> No
     assert os.listdir(out.parent) == ["tunes"]
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    ['["cam/image_array"]\r\n["image_array"]\r\n{}\r\n', '{"name": "an app"}', '{"kind": "piano"}', '{"schema": 1}', "[1]"],
+)
+def test_a_manifest_of_another_program_does_not_make_a_store(out: Path, manifest: str) -> None:
+    out.mkdir()
+    (out / "manifest.json").write_text(manifest)
+    (out / "catalog_0.catalog").write_text("a drive")
+    with pytest.raises(DataError, match="not a store of rung .* is left alone"):
+        write(out, [1, 2], replace=True)
+    with pytest.raises(DataError, match="not a store of rung"):
+        Store.open(out)
+    assert sorted(os.listdir(out)) == ["catalog_0.catalog", "manifest.json"]
+
+
+def test_a_store_of_another_schema_may_be_replaced(out: Path) -> None:
+    write(out, [1, 2, 3])
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**manifest, "schema": SCHEMA + 1}))
+    assert write(out, [4], replace=True).arrays["tokens"].tolist() == [4]
+
+
+def test_a_store_and_its_source_lie_apart(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for source, out in (("a", "a"), ("a", "a/b"), ("a/b", "a"), ("a", "link"), ("a/../a/b", "a")):
+        with pytest.raises(DataError, match="lie in each other; choose a place with --name"):
+            check_apart(tmp_path / source, tmp_path / out)
+    check_apart(tmp_path / "a", tmp_path / "ab")
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_file_in_the_way_is_left_alone(out: Path, replace: bool) -> None:
     out.write_text("mine")
@@ -226,17 +256,20 @@ def test_everything_is_on_the_disk_before_it_is_moved(out: Path, monkeypatch: py
     assert done[-1] == out.parent.name
 
 
-def test_a_move_that_fails_brings_the_old_store_back(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [fail(errno.EIO), KeyboardInterrupt()])
+def test_a_move_that_fails_brings_the_old_store_back(
+    out: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     write(out, [1, 2, 3])
     rename = Path.rename
 
     def refuse(self: Path, target: Path) -> Path:
         if self.name.endswith(".tmp"):
-            raise fail(errno.EIO, str(self))
+            raise error
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(DataError, match="nothing was kept"):
+    with pytest.raises(DataError if isinstance(error, OSError) else KeyboardInterrupt):
         write(out, [4, 5], replace=True)
     assert os.listdir(out.parent) == ["tunes"]
     assert Store.open(out).arrays["tokens"].tolist() == [1, 2, 3]

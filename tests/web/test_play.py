@@ -48,7 +48,10 @@ def wait(page: Page, what: str, *, pane: str = "dream") -> None:
 def paused(page: Page) -> None:
     """Stops the world, so that what is seen next was caused by what is pressed next."""
     page.keyboard.press("Space")
-    page.wait_for_function("document.getElementById('pause').getAttribute('aria-pressed') === 'true'")
+    page.wait_for_function(
+        "document.getElementById('pause').getAttribute('aria-pressed') === 'true'"
+        " && document.getElementById('stage').dataset.underWay === '0'"  # nor is an answer still to come
+    )
 
 
 def test_keys_change_the_picture(served: Served, visit: Visit) -> None:
@@ -134,11 +137,11 @@ def test_a_clamped_control_is_flagged(served: Served, visit: Visit) -> None:
     for _ in range(4):
         page.keyboard.press("+")  # to twice a brisk move; the limit is 1.25
     page.locator("[data-name=forward][data-state=clamped] .value", has_text="1.250").wait_for()
-    assert forward.locator(".note").inner_text() == "wanted 2.000"
+    forward.locator(".note", has_text="wanted 2.000").wait_for()
     page.locator("#clamped", has_text="clamped: forward").wait_for()
     page.keyboard.up("w")
     page.locator("[data-name=forward][data-state=fine]").wait_for()
-    assert page.inner_text("#clamped") == ""
+    page.wait_for_function("document.getElementById('clamped').textContent === ''")
     assert page.get_attribute("[data-name=dt]", "data-state") == "constant"
     assert "speed=2" in page.url
 

@@ -64,9 +64,9 @@ class Model:
 class Adversarial:
     weight: float = key(0.0, "Weight of fooling the discriminator beside the L1 loss; 0 is L1 alone.", low=0)
     r1: float = key(1.0, "Penalty on the discriminator's gradient at real frames (R1); 0 = none.", low=0)
-    r1_every: int = key(4, "Steps between penalties, each then this much stronger.", low=1)
+    r1_every: int = key(4, "Updates of the discriminator between penalties, each then this much stronger.", low=1)
     lr_scale: float = key(0.5, "Learning rate of the discriminator over that of the generator.", low=0)
-    beta1: float = key(0.5, "First moment's decay of the discriminator's optimizer.", low=0, high=1)
+    beta1: float = key(0.5, "First moment's decay of the discriminator's optimizer.", low=0, high=0.999)
     every: int = key(1, "Train the discriminator at every n-th step.", low=1)
 
 
@@ -123,7 +123,7 @@ class Dataset:
 
 @dataclass
 class Evaluation:
-    horizon: int = key(32, "Longest rollout that is evaluated, in frames.", low=1)
+    horizon: int = key(32, "Longest rollout that is evaluated, in frames.", low=2)
     num_rollouts: int = key(64, "Rollouts to evaluate, spread over the held-out data; 0 = as many as fit.", low=0)
 
 

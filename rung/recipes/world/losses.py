@@ -82,7 +82,7 @@ class DiscriminatorLoss:
     """
 
     def __init__(self, dreamer: Dreamer, cfg: Adversarial) -> None:
-        self._dreamer, self._r1, self._r1_every = dreamer, cfg.r1, cfg.r1_every
+        self._dreamer, self._r1, self._r1_every, self._every = dreamer, cfg.r1, cfg.r1_every, cfg.every
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
         real, valid, controls = to_signal(batch["frames"]), batch["valid"], batch["controls"]
@@ -90,7 +90,7 @@ class DiscriminatorLoss:
         with torch.no_grad():
             steps = [(last_of(m), made) for m, made in self._dreamer.roll(memory_of(batch), controls, draw)]
         other = world.standard(batch["other_controls"])
-        penalises = bool(self._r1) and draw.step % self._r1_every == 0
+        penalises = bool(self._r1) and draw.step // self._every % self._r1_every == 0  # of its own updates
         sums = {name: valid.new_zeros(()) for name in ("hinge", "accuracy", "gap", "control_gap", "r1")}
         for t, (last, made) in enumerate(steps):
             condition, counted = world.standard(controls[:, t]), valid[:, t]

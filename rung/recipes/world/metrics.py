@@ -61,7 +61,9 @@ def response(dreamer: Dreamer, batch: Batch, draw: Draw, intents: Intents) -> di
     for intent, (index, axis) in {"turn": (0, -1.0), "forward": (2, 1.0), "look": (1, 1.0)}.items():
         if intent not in intents:
             continue
-        moved = [motion(last_of(memory), _push_to(dreamer, memory, controls, draw, intents[intent], way))[index]
+        at_rest = controls.clone()
+        at_rest[:, [channel for channel, _, _ in intents.values()]] = 0.0
+        moved = [motion(last_of(memory), _push_to(dreamer, memory, at_rest, draw, intents[intent], way))[index]
                  for way in (1.0, -1.0)]  # fmt: skip
         answer = axis * (moved[0] - moved[1])  # content moves left when the camera turns right, and grows ahead
         parts |= _parts(everybody, **{f"{intent}_response": answer, f"{intent}_right": (answer > 0).float()})
@@ -71,7 +73,7 @@ def response(dreamer: Dreamer, batch: Batch, draw: Draw, intents: Intents) -> di
 def _push_to(
     dreamer: Dreamer, memory: Memory, controls: Tensor, draw: Draw, intent: tuple[int, float, float], way: float
 ) -> Tensor:
-    """The next frame if only this one channel were at a brisk move one way, and the other moves at rest."""
+    """The next frame if this one channel were at a brisk move one way."""
     channel, sign, brisk = intent
     changed = controls.clone()
     changed[:, channel] = way * sign * brisk

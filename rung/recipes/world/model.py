@@ -28,7 +28,11 @@ LARGEST_FLOW = 0.5  # in half pictures: pixels come from at most a quarter of th
 
 
 class Standard(nn.Module):
-    """Brings controls to mean 0 and deviation 1 with the statistics of the data the weights were trained on."""
+    """Brings controls to mean 0 and deviation 1 with the statistics of the data the weights were trained on.
+
+    The last channel says whether the others are known; where they are not, they are at their mean, not at a zero that
+    may lie far outside of what they ever are.
+    """
 
     mean: Tensor
     std: Tensor
@@ -39,7 +43,8 @@ class Standard(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
     def forward(self, controls_BU: Tensor) -> Tensor:
-        return (controls_BU - self.mean) / self.std
+        scaled = (controls_BU - self.mean) / self.std
+        return torch.cat([scaled[..., :-1] * controls_BU[..., -1:], scaled[..., -1:]], dim=-1)
 
 
 class Cell(nn.Module):
@@ -173,9 +178,9 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """One score per patch: does this frame follow the last one under this control? Real above 0, made below."""
 
-    def __init__(self, num_controls: int, width: int, height: int) -> None:
+    def __init__(self, num_controls: int, width: int, side: int) -> None:
         super().__init__()
-        num_layers = min(4, max(1, height.bit_length() - 2))  # each halves the picture; three rows of patches or more
+        num_layers = min(4, max(1, side.bit_length() - 2))  # each halves the picture, down to three patches or more
         wide = [width * min(2**i, 8) for i in range(num_layers)]
         self.layers = nn.ModuleList(
             nn.Conv2d(6 if i == 0 else wide[i - 1], wide[i], 4, stride=2, padding=1) for i in range(num_layers)

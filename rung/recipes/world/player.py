@@ -1,8 +1,8 @@
 """A learned world that can be walked in: what `rung play` shows.
 
-A visitor's intents become controls in the units of the data. From poses the rest follows: what is not asked for is at
-rest, and roll and pitch, which are angles and not moves, are kept by the walk. Every channel is held inside the range
-of the training data, since outside of it the model has never been asked anything.
+A visitor's intents become controls in the units of the data. What is not asked for is at rest; roll and pitch, which
+are angles and not moves, are kept by the walk. Every channel is held inside the range of the training data, since
+outside of it the model has never been asked anything. Who follows a recording gets its controls as they are.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class WorldPlayer:
         self.low, self.high = (np.array(statistics[name], np.float64) for name in ("low", "high"))
         self.rest = np.where(np.isin(self.names, ["dt", "valid"]), statistics["mean"], 0.0)
         self.constant = set(statistics["constant"])
+        self.has_poses = store.info["control_kind"] == "pose"
         self.device = next(dreamer.world.parameters()).device
         past = span(scales)
         self.places = [r for r in store.index if r["length"] > past]  # (a walk needs a full memory to begin with)
@@ -62,6 +63,14 @@ class WorldPlayer:
             ],
         }
 
+    def angle(self, name: str, row: int) -> float:
+        """How the camera was held there, or at the next frame; on average, where neither is known."""
+        channel, valid = self.names.index(name), self.names.index("valid")
+        for near in self.controls[row : row + 2]:
+            if near[valid]:
+                return float(near[channel])
+        return float(self.store.info["statistics"]["mean"][channel])
+
     def walk(self, place: int, offset: int = 0) -> WorldWalk:
         if not 0 <= place < len(self.places):
             raise UserError(f"place {place} does not exist; there are {len(self.places)}, counted from 0")
@@ -82,9 +91,8 @@ class WorldWalk:
         self._memory: Memory = recall(frames[None].to(player.device), player.scales)
         self._num_steps = 0  # made so far: each has its own noise
         self._is_on_path = True
-        # Angles that are not moves, as the last recorded frame had them.
-        self._angles = {name: float(player.controls[begin - 1][player.names.index(name)])
-                        for name in ("roll", "pitch") if name in player.names}  # fmt: skip
+        # Angles are no moves: from poses they stand among the controls all the same, as the walk has brought them.
+        self._angles = {name: player.angle(name, begin - 1) for name in ("roll", "pitch")} if player.has_poses else {}
 
     def step(self, intent: Mapping[str, float]) -> View:
         player = self._player
@@ -93,31 +101,33 @@ class WorldWalk:
             if name in player.intents:
                 channel, sign, brisk = player.intents[name]
                 wanted[channel] += sign * brisk * amount
-        for name, angle in self._angles.items():
-            wanted[player.names.index(name)] = angle + (self._looked(wanted) if name == "pitch" else 0.0)
+        given = np.clip(wanted, player.low, player.high)
+        if self._angles:
+            look, pitch, roll = (player.names.index(name) for name in ("look_up", "pitch", "roll"))
+            wanted[roll] = given[roll] = self._angles["roll"]
+            wanted[pitch] = self._angles["pitch"] + wanted[look]
+            # Where the pitch ends, looking ends: a move that does not arrive was none.
+            given[pitch] = np.clip(self._angles["pitch"] + given[look], player.low[pitch], player.high[pitch])
+            given[look] = given[pitch] - self._angles["pitch"]
+            self._angles["pitch"] = float(given[pitch])
         self._is_on_path = False
-        return self._show(wanted)
+        return self._show(wanted, given)
 
     def follow(self) -> View | None:
         now = self._begin + self._num_steps
         if not self._is_on_path or now >= self._end:
             return None
-        view = self._show(np.array(self._player.controls[now], np.float64))
-        return view._replace(real=np.array(self._player.frames[now]))
-
-    def _looked(self, wanted: np.ndarray) -> float:
-        names = self._player.names
-        return float(wanted[names.index("look_up")]) if "look_up" in names else 0.0
+        recorded = np.array(self._player.controls[now], np.float64)  # as they are, as in an eval
+        return self._show(recorded, recorded)._replace(real=np.array(self._player.frames[now]))
 
     @torch.inference_mode()
-    def _show(self, wanted: np.ndarray) -> View:
+    def _show(self, wanted: np.ndarray, given: np.ndarray) -> View:
         player = self._player
-        given = np.clip(wanted, player.low, player.high)
-        for name in self._angles:  # what was not moved to has not been reached either
-            self._angles[name] = float(given[player.names.index(name)])
         controls = torch.from_numpy(given[None]).float().to(player.device)
         draw = Draw(player.seed, -1, np.array([0]))
         signal = player.dreamer.make(self._memory, controls, draw, self._num_steps)
+        if not torch.isfinite(signal).all():
+            raise UserError("the model made a frame that is not finite; play an earlier save with --at")
         frame = to_frame(signal)
         self._memory = push(self._memory, frame)
         self._num_steps += 1

@@ -34,7 +34,8 @@ class World(Recipe):
         self.scales = cfg.model.scales()
         self._is_closed = cfg.stage == "closed_loop"
         self._curriculum = Curriculum(cfg.closed_loop, seed) if self._is_closed else None
-        self._horizons = [h for h in (1, 2, 4, 8, 16, 32, 64, 128) if h <= cfg.evaluation.horizon]
+        longest = cfg.evaluation.horizon
+        self._horizons = sorted({longest, *(2**i for i in range(10) if 2**i < longest)})
         self._sampling = cfg.sampling.num_rows, cfg.sampling.num_frames
 
     @cached_property
@@ -68,15 +69,19 @@ class World(Recipe):
 
         length = self._curriculum.length if self._curriculum is not None else lambda step: 1
         horizon, wanted = self.cfg.evaluation.horizon, self.cfg.evaluation.num_rollouts
-        streams: dict[str, Stream] = {"train": Moments(self.store, "train", self.scales, length)}
-        held_out = Moments(self.store, "validation", self.scales)
-        every = max(1, held_out.num_rows // wanted) if wanted else horizon
-        streams["validation"] = held_out
-        streams["rollout"] = Moments(self.store, "validation", self.scales, lambda step: horizon, every)
-        for name, stream in streams.items():
-            if name != "rollout":
-                stream.baselines = dict(self.store.info["baselines"][name])
-        return streams
+        train = Moments(self.store, "train", self.scales, length)
+        if self._curriculum is not None:
+            train.targets_per_row = self._curriculum.mean_length
+        if "validation" not in self.store.splits:
+            return {"train": train}
+        next_frames = Moments(self.store, "validation", self.scales)
+        next_frames.baselines = next_frames.trivial(self.store.arrays["mean_frame"][0])
+        every = max(1, next_frames.num_rows // wanted) if wanted else horizon
+        rollouts = Moments(self.store, "validation", self.scales, lambda step: horizon, every)
+        held_out = {"validation": next_frames, "rollout": rollouts}
+        if self._is_closed:  # the first set chooses the best save, and this stage is trained for rollouts
+            held_out = {"rollout": rollouts, "validation": next_frames}
+        return {"train": train, **held_out}
 
     def model(self) -> nn.Module:
         import torch
@@ -88,7 +93,7 @@ class World(Recipe):
         cfg, info = self.cfg.model, self.store.info
         num_controls = len(info["controls"])
         generator = nets.Generator(self.scales, num_controls, cfg.width, cfg.depth, cfg.noise, cfg.warp)
-        discriminator = nets.Discriminator(num_controls, cfg.discriminator_width, self.scales[0].height)
+        discriminator = nets.Discriminator(num_controls, cfg.discriminator_width, min(self.scales[0][1:]))
         standard = nets.Standard(info["statistics"]["mean"], info["statistics"]["std"])
         mean_frame = torch.tensor(self.store.arrays["mean_frame"][0])
         mean_frame = to_signal(shrink(mean_frame, divisor_of(self.store, self.scales)))
@@ -190,6 +195,11 @@ class Curriculum:
     def __init__(self, cfg: keys.ClosedLoop, seed: int) -> None:
         self._start, self._steps, self._rise, self._share = cfg.start, cfg.steps, cfg.rise, cfg.share
         self._seed = seed
+
+    @property
+    def mean_length(self) -> float:
+        """Frames that count in a row, on average over steps at the end of the curriculum."""
+        return 1 + self._share * self._steps
 
     def mean(self, step: int) -> float:
         """Frames of its own that a step which rolls out makes, on average."""

@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from rung.data.buffers import empty
 from rung.data.store import Store
 from rung.errors import DataError
 from rung.recipe import Arrays, Draw, Stream
 from rung.recipes.world.config import Scale
-from rung.recipes.world.memory import factors, span
+from rung.recipes.world.memory import factors, shrink, span
+
+MOST_TRIVIAL = 2000
 
 
 class Moments(Stream):
@@ -52,7 +55,8 @@ class Moments(Stream):
                 "before each prediction; give longer episodes, or a shorter memory"
             )
         self.length = length
-        self.fingerprint = f"{store.fingerprint}/{split}/{divisor}/{past}/{every}"
+        remembered = ",".join(f"{s.frames}@{s.width}x{s.height}" for s in scales)
+        self.fingerprint = f"{store.fingerprint}/{split}/{remembered}/{every}/{length(-1)}"
         self._levels = [
             (store.arrays[array_of(divisor * factor)], scale.frames) for scale, factor in zip(scales, factors(scales))
         ]
@@ -72,6 +76,18 @@ class Moments(Stream):
         other = (ids + 1 + draw.integers("other", max(1, self.num_rows - 1))) % self.num_rows
         arrays["other_controls"] = self._controls[self._moments[other]]
         return arrays
+
+    def trivial(self, mean_frame: np.ndarray) -> dict[str, float]:
+        """The L1 of copying the last frame and of showing this one, over all moments or MOST_TRIVIAL of them."""
+        chosen = self._moments[np.linspace(0, self.num_rows - 1, min(self.num_rows, MOST_TRIVIAL)).astype(int)]
+        size = len(mean_frame) // self._frames.shape[1]
+        shown = shrink(torch.from_numpy(np.array(mean_frame)), size).numpy().astype(np.int16)
+        copied = meant = 0.0
+        for t in chosen.tolist():
+            frame = self._frames[t].astype(np.int16)
+            copied += float(np.abs(frame - self._frames[t - 1]).mean())
+            meant += float(np.abs(frame - shown).mean())
+        return {"persistence": copied / len(chosen) / 127.5, "mean_frame": meant / len(chosen) / 127.5}
 
     def _ahead(self, first: np.ndarray, length: int, end: np.ndarray) -> np.ndarray:
         """The frames from each moment on; past the end of its record the last one stands still."""

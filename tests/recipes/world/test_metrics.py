@@ -87,6 +87,9 @@ def test_baselines_are_plain_means_over_the_same_rows(data: Path) -> None:
     past = 4
     want = np.abs(frames[past:] - frames[past - 1 : -1]).mean()
     assert found["validation"]["persistence"] == pytest.approx(want, rel=1e-5)
+    told = setup.streams["validation"].baselines
+    assert told["persistence"] == pytest.approx(want, rel=1e-5)
+    assert told["mean_frame"] == pytest.approx(found["validation"]["mean_frame"], rel=1e-5)
     starts = range(past, 100, 96 // 16)
     for horizon in (1, 4, 8):
         inside = [s for s in starts if s + horizon <= 100]

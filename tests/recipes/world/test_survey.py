@@ -100,6 +100,25 @@ def test_the_same_store_gives_the_same_bytes_and_a_new_report_takes_the_place_of
     assert "aligned" in summary
 
 
+def test_an_interrupted_report_leaves_the_old_one(
+    healthy: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "report.json").write_text("old")
+    rename = Path.rename
+
+    def interrupt(self: Path, target: Path) -> Path:
+        if self.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        survey(Store.open(healthy[0]), tmp_path / "r", quiet)
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+    assert (tmp_path / "r" / "report.json").read_text() == "old"
+
+
 def test_a_folder_of_somebody_else_is_left_alone(healthy: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(DataError, match="left alone"):

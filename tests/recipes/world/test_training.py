@@ -20,7 +20,7 @@ from rung.recipes.world.config import ClosedLoop
 from rung.recipes.world.dream import memory_of
 from rung.recipes.world.losses import last_of
 from rung.recipes.world.memory import push, to_frame, to_signal
-from rung.recipes.world.model import World, move
+from rung.recipes.world.model import Standard, World, move
 from rung.recipes.world.recipe import Curriculum
 from rung.recipes.world.recipe import World as Recipe
 from tests.contract.cases import world as world_case
@@ -188,6 +188,51 @@ def test_the_health_of_the_two_is_recorded(make: Callable[..., Setup]) -> None:
     assert rows[1]["discriminator/r1/count"] == 0  # adversarial.r1_every=2
     assert rows[0]["grad_ratio/sum"] > 0
     assert rows[1]["grad_ratio/count"] == 0
+
+
+@pytest.mark.parametrize(("every", "r1_every"), [(1, 1), (1, 4), (2, 4), (4, 4), (3, 2)])
+def test_r1_has_the_strength_that_was_asked_for_at_any_cadence(
+    make: Callable[..., Setup], every: int, r1_every: int
+) -> None:
+    """Over the updates of the discriminator, a penalty every n-th time and n times as strong."""
+    words = ("stage=open_loop", "context.noise=0", "adversarial.r1=2")
+    setup = make(*words, f"adversarial.every={every}", f"adversarial.r1_every={r1_every}")
+    objective, feed = setup.state.objectives[1], setup.feed()
+    due = [step for step in range(24) if step % objective.every == 0]
+    extra = []
+    for step in due:
+        micro = feed.take(step)[0]
+        loss = objective.loss(micro.batch, micro.draw)
+        r1, count = loss.parts["r1"]
+        extra.append((loss.sum - loss.parts["hinge"][0]).item())
+        assert extra[-1] == pytest.approx(r1_every * r1.item() if count else 0, abs=1e-5)
+    feed.close()
+    num_due = len(due) // r1_every if len(due) % r1_every == 0 else len(due) // r1_every + 1
+    assert sum(value > 0 for value in extra) == num_due
+
+
+def test_an_unknown_control_is_at_the_mean_and_told_to_be_unknown() -> None:
+    standard = Standard([5.0, 0.05, 1.0], [2.0, 0.001, 1.0])
+    known, unknown = torch.tensor([7.0, 0.051, 1.0]), torch.tensor([0.0, 0.0, 0.0])
+    assert torch.allclose(standard(known), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
+    assert standard(unknown).tolist() == [0, 0, -1]
+
+
+def test_the_best_save_of_a_closed_loop_is_chosen_by_rollouts(make: Callable[..., Setup]) -> None:
+    assert next(iter(make("stage=closed_loop").evaluator.streams)) == "rollout"
+    assert next(iter(make("stage=open_loop").evaluator.streams)) == "validation"
+
+
+def test_a_budget_in_targets_counts_the_frames_of_rollouts(make: Callable[..., Setup]) -> None:
+    words = ("stage=closed_loop", "closed_loop.share=1", "closed_loop.rise=0", "closed_loop.steps=3")
+    assert make(*words, "data.batch_size=4", "optimizer.max_iters=64tokens", "lr.warmup_iters=0").num_steps == 4
+
+
+def test_data_without_a_held_out_split_can_be_trained_on(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "world", (40, 40), splits=("train", "train"))
+    setup = world_case(path).setup("stage=open_loop", "adversarial.weight=0")
+    assert setup.evaluator.run(setup.state.model) == {}
+    steps(setup, 2)
 
 
 def test_the_recorded_ratio_is_that_of_the_two_gradients(make: Callable[..., Setup]) -> None:

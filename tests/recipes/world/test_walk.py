@@ -118,7 +118,7 @@ def test_all_directions_are_there(vizdoom: None) -> None:
         (has_moved & ~is_along & (right > 0)).mean(), (has_moved & ~is_along & (right < 0)).mean(),
     ]  # fmt: skip
     turn, look = np.degrees(move[:, TURN_RIGHT]), np.degrees(move[:, LOOK_UP])
-    assert has_moved.mean() > 0.8
+    assert 0.7 < has_moved.mean() < 0.97  # and sometimes stands still
     assert min(shares) > 0.1
     assert min((turn > 0.3).mean(), (turn < -0.3).mean()) > 0.25
     assert min((look > 0.1).mean(), (look < -0.1).mean()) > 0.25
@@ -236,7 +236,7 @@ def test_a_walker_fills_a_room(seed: int) -> None:
         pose[:2] = np.clip(pose[:2] + GLIDE * np.array([ahead * c + right * s, ahead * s - right * c]), 16, 496)
         pose[3:5] += -2 * turn, -2 * look
         trace[step] = pose[:2]
-    assert (np.hypot(*np.diff(trace, axis=0).T) > 1).mean() > 0.85
+    assert 0.7 < (np.hypot(*np.diff(trace, axis=0).T) > 1).mean() < 0.99  # the rest is rest
     assert len(set(map(tuple, (trace // 64).astype(int)))) > 50  # of 64 squares
     assert np.abs(controls[:, :2].mean(0)).max() < 4
     assert np.abs(controls[:, 2]).max() < 4

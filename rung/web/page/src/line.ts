@@ -81,7 +81,13 @@ export class Line {
     socket.binaryType = "arraybuffer";
     let work = Promise.resolve(); // answers are shown in order, also when pictures take their time to decode
     socket.onmessage = (event: MessageEvent<string | ArrayBuffer>) => {
-      work = work.then(() => this.take(socket, event.data));
+      work = work
+        .then(() => this.take(socket, event.data))
+        .catch((error: unknown) => {
+          if (socket !== this.socket) return;
+          this.numAsked = Math.max(0, this.numAsked - 1);
+          this.listener.error(`an answer could not be shown: ${String(error)}`, false);
+        });
     };
     socket.onclose = () => {
       if (this.socket !== socket) return;
@@ -94,6 +100,11 @@ export class Line {
     this.socket = socket;
     this.about = null;
     this.numAsked = 0;
+  }
+
+  /** Wishes that were sent and not answered yet. */
+  get underWay(): number {
+    return this.numAsked;
   }
 
   /** Sends a wish, unless enough is under way already. */

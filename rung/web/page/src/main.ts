@@ -16,7 +16,11 @@ const bars = new Bars(find("channels"), find("clamped"));
 const clip = new Clip(picture.canvas);
 const shown = new Rate();
 const hands = new Hands(stage, moved);
-const pace = new Pace(() => line.ask(wish));
+const pace = new Pace(() => {
+  const isAsked = line.ask(wish);
+  stage.dataset["underWay"] = String(line.underWay);
+  return isAsked;
+});
 const panel = new Panel(choice, {
   changed,
   begin,
@@ -64,6 +68,7 @@ function hello(said: Hello): void {
 }
 
 function answer(head: Head, pictures: Pictures): void {
+  stage.dataset["underWay"] = String(line.underWay);
   pace.answered();
   if (head.walk !== walk) return;
   last = head;
