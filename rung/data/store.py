@@ -128,7 +128,8 @@ class StoreWriter:
                 )
             if self.out.exists() and not _is_replaceable(self.out):
                 raise DataError(
-                    f"{self.out} is not a store of rung (it has no manifest.json) and is left alone; pass --name"
+                    f"{self.out} is not a store of rung (it has no manifest.json of one) and is left alone; pass "
+                    "--name, or move it away"
                 )
             self._new_folders = [folder for folder in self.out.parents if not folder.exists()]
             self._beside.mkdir(parents=True)
@@ -222,18 +223,30 @@ class StoreWriter:
         (self._beside / "manifest.json").write_text(text, "utf-8", _ODD)
         for name in [*names, "manifest.json"]:
             sync(self._beside / name)
-        if self.out.exists():  # replaced: the old one steps aside first, so that no moment shows a mixture
-            old = self._beside.with_suffix(".old")
-            self.out.rename(old)
-            try:
-                self._beside.rename(self.out)
-            except OSError:
-                old.rename(self.out)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            self._beside.rename(self.out)
+        swap(self._beside, self.out)
         sync(self.out.parent)
+
+
+def swap(new: Path, out: Path) -> None:
+    """Moves a folder to its place. One that is there steps aside first, so that no moment shows a mixture, and comes
+    back whatever goes wrong: a key that interrupts is no OSError."""
+    old = new.with_suffix(".old")
+    try:
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_apart(source: Path, out: Path) -> None:
+    """Refuses a place that is, holds or lies in what the data is made from: replacing one would remove the other."""
+    here, there = out.resolve(), source.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise DataError(f"{out} and what it is made from, {source}, lie in each other; choose a place with --name")
 
 
 def place(name: str) -> Path:
@@ -252,14 +265,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(
             f"no data at {path}; prepare it with `rung data RECIPE --name {path.name}`, see `rung data --help`"
         )
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}); {_again(path)}") from error
-    if not isinstance(manifest, dict):
-        raise DataError(f"{file} is damaged (it holds no keys); {_again(path)}")
-    if manifest.get("schema") != SCHEMA:
-        raise DataError(f"{path} has schema {manifest.get('schema')}, this rung reads {SCHEMA}; prepare the data again")
+    manifest = _manifest_of_a_store(path)
+    if manifest is None:
+        raise DataError(
+            f"{path} is not a store of rung: {file.name} is of something else, or damaged; name another place, or move "
+            "it away and prepare the data again"
+        )
+    if manifest["schema"] != SCHEMA:
+        raise DataError(f"{path} has schema {manifest['schema']}, this rung reads {SCHEMA}; prepare the data again")
     missing = [name for name, kind in _MANIFEST.items() if not isinstance(manifest.get(name), kind)]
     if missing:
         what = ", ".join(missing)
@@ -267,8 +280,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _manifest_of_a_store(path: Path) -> dict[str, Any] | None:
+    """None where manifest.json is somebody else's: many a program writes one, Donkey Car beside its recordings."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(manifest, dict) and isinstance(manifest.get("schema"), int)
+    return manifest if is_ours and isinstance(manifest.get("kind"), str) else None
+
+
 def _is_replaceable(path: Path) -> bool:
-    return path.is_dir() and ((path / "manifest.json").is_file() or not any(path.iterdir()))
+    return path.is_dir() and (_manifest_of_a_store(path) is not None or not any(path.iterdir()))
 
 
 def _map(file: Path, spec: dict[str, Any]) -> np.ndarray:

@@ -153,13 +153,19 @@ def test_a_folder_that_is_no_store_is_left_alone(out: Path, replace: bool) -> No
 
 @pytest.mark.parametrize(
     "manifest",
-    ['["cam/image_array"]\r\n["image_array"]\r\n{}\r\n', '{"name": "an app"}', '{"kind": "piano"}', '{"schema": 1}', "[1]"],
+    [
+        '["cam/image_array"]\r\n["image_array"]\r\n{}\r\n',
+        '{"name": "an app"}',
+        '{"kind": "piano"}',
+        '{"schema": 1}',
+        "[1]",
+    ],
 )
 def test_a_manifest_of_another_program_does_not_make_a_store(out: Path, manifest: str) -> None:
     out.mkdir()
     (out / "manifest.json").write_text(manifest)
     (out / "catalog_0.catalog").write_text("a drive")
-    with pytest.raises(DataError, match="not a store of rung .* is left alone"):
+    with pytest.raises(DataError, match=r"not a store of rung .* is left alone"):
         write(out, [1, 2], replace=True)
     with pytest.raises(DataError, match="not a store of rung"):
         Store.open(out)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rung.data.store import StoreWriter
+from rung.data.store import StoreWriter, check_apart
 from rung.errors import DataError
 from rung.recipe import Report
 from rung.recipes.world import geometry
@@ -28,6 +28,7 @@ from rung.recipes.world.packing.reel import Record, Reel, divisors, measure
 from rung.recipes.world.packing.summary import summarise
 from rung.recipes.world.sources import timing
 from rung.recipes.world.sources.episode import Episode, Frame
+from rung.recipes.world.sources.images import ImageFiles
 
 MOST_BROKEN = 0.2
 
@@ -37,10 +38,16 @@ class Stretch:
     """Frames of one episode that were kept, without a break; rows from `first` on."""
 
     label: str
+    source: int  # number of the source's episode, of which this may be a part
     first: int
     times: np.ndarray  # (K,)
+    up: tuple[float, float, float]
+    names: list[str]  # of recorded controls
     poses: np.ndarray | None = None  # (K, 4, 4)
     led: np.ndarray | None = None  # (K, C) recorded controls that led to each frame
+
+    def part(self, record: Record) -> slice:
+        return slice(record.start - self.first, record.start - self.first + record.length)
 
 
 @dataclass
@@ -59,19 +66,26 @@ class Account:
 def prepare(source: Path | None, out: Path, cfg: Dataset, seed: int, replace: bool, report: Report) -> str:
     """Writes the store and returns what a person wants to know of it."""
     split.check_shares(cfg)
+    if source is not None:
+        check_apart(source, out)
     with StoreWriter(out, kind="world", replace=replace) as writer:  # first: a name that is taken is found at once
         account = Account()
         episodes, total = _episodes(source, cfg, seed, report)
         stretches = _read(episodes, Reel(writer, cfg.width, cfg.height, report, total), cfg, account)
         _check_read(stretches, cfg, account)
         kind = _kind(stretches, cfg)
-        labels, way = split.assign([s.times for s in stretches], [s.label for s in stretches], cfg, seed)
+        _agree(stretches, kind, account)
+        labels, way = split.assign(
+            [s.times for s in stretches], [s.label for s in stretches], cfg, seed, [s.source for s in stretches]
+        )
         records = _records(stretches, labels, cfg, account)
         rows = _append_rows(writer, stretches, records, kind, account)
         for record in records:
+            stretch = stretches[record.episode]
             writer.record(
-                record.split, record.start, record.length, episode=record.episode, label=stretches[record.episode].label
-            )
+                record.split, record.start, record.length,
+                episode=record.episode, source=stretch.source, label=stretch.label,
+            )  # fmt: skip
         info: dict[str, Any] = {
             "height": cfg.height,
             "width": cfg.width,
@@ -87,7 +101,8 @@ def prepare(source: Path | None, out: Path, cfg: Dataset, seed: int, replace: bo
             "baselines": measure(writer, records, report),
         }
         counts = {name: [record.length for record in records if record.split == name] for name in split.SPLITS}
-        writer.info.update(info, summary=summarise(info, counts, len(stretches)))
+        seconds = sum(_seconds(stretches[record.episode], record) for record in records)
+        writer.info.update(info, summary=summarise(info, counts, len(stretches), seconds))
         return str(writer.info["summary"])
 
 
@@ -108,11 +123,11 @@ def _episodes(source: Path | None, cfg: Dataset, seed: int, report: Report) -> t
 
 def _read(episodes: Iterable[Episode], reel: Reel, cfg: Dataset, account: Account) -> list[Stretch]:
     stretches = []
-    for episode in episodes:
+    for source, episode in enumerate(episodes):
         first, kept = reel.num_rows, _read_frames(episode, reel, cfg, account)
         poses = timing.poses_at_frames(episode, cfg.max_gap)
         recorded = timing.controls_at_frames(episode, cfg.max_gap)
-        _agree(episode, account)
+        account.notes += [note for note in episode.notes if note not in account.notes]
         for uncut, numbers in kept:
             led = None
             if recorded is not None:
@@ -120,7 +135,9 @@ def _read(episodes: Iterable[Episode], reel: Reel, cfg: Dataset, account: Accoun
             is_hole = (np.diff(numbers) > cfg.every) & (np.diff(episode.times[numbers]) > cfg.episode_gap)
             for part in np.split(np.arange(len(numbers)), np.flatnonzero(is_hole) + 1):
                 chosen = numbers[part]
-                stretch = Stretch(episode.label, first, episode.times[chosen])
+                stretch = Stretch(
+                    episode.label, source, first, episode.times[chosen], episode.up, episode.control_names
+                )
                 stretch.poses = None if poses is None else poses[chosen]
                 stretch.led = None if led is None else led[part]
                 stretches.append(stretch)
@@ -131,16 +148,19 @@ def _read(episodes: Iterable[Episode], reel: Reel, cfg: Dataset, account: Accoun
 
 def _read_frames(episode: Episode, reel: Reel, cfg: Dataset, account: Account) -> list[tuple[slice, np.ndarray]]:
     """Writes the frames; returns the stretches between pauses, each with the numbers of its frames that were kept."""
-    stretches, num_backwards = timing.cut(episode.times, cfg.episode_gap)
+    stretches, num_backwards = timing.cut(episode.times, cfg.episode_gap, episode.breaks)
     wanted = [np.arange(part.start, part.stop, cfg.every) for part in stretches]
     numbers = np.concatenate([np.zeros(0, np.int64), *wanted])
     decoded = np.zeros(episode.num_frames, bool)
     for number, image in zip(numbers, _chosen(episode.frames, numbers), strict=True):
+        where = f"frame {number} of {episode.label}"
+        if isinstance(episode.frames, ImageFiles):
+            where += f" ({episode.frames.paths[number].name})"
         if image is None:
-            account.first_broken = account.first_broken or f"frame {number} of {episode.label}"
+            account.first_broken = account.first_broken or where
             continue
         decoded[number] = True
-        reel.add(image)
+        reel.add(image, where)
     account.num_read += len(numbers)
     account.num_backwards += num_backwards
     account.dropped.update(episode.dropped)
@@ -158,22 +178,22 @@ def _chosen(frames: Iterable[Frame], numbers: np.ndarray) -> Iterator[Frame]:
     yield from (frame for number, frame in enumerate(frames) if number in wanted)
 
 
-def _agree(episode: Episode, account: Account) -> None:
-    """All episodes of a store have one set of channels and one up."""
-    if episode.controls is not None:
-        account.names = account.names or episode.control_names
-        if account.names != episode.control_names:
-            raise DataError(
-                f"{episode.label} has the controls {', '.join(episode.control_names)}, an episode before it "
-                f"{', '.join(account.names)}; prepare them one by one"
-            )
-    if episode.poses is not None:
-        account.up = account.up or episode.up
-        if account.up != episode.up:
-            raise DataError(
-                f"{episode.label} has up {episode.up}, an episode before it {account.up}; prepare them one by one"
-            )
-    account.notes += [note for note in episode.notes if note not in account.notes]
+def _agree(stretches: list[Stretch], kind: str, account: Account) -> None:
+    """All episodes of a store have one up, or one set of channels, whichever is used."""
+    for stretch in stretches:
+        if kind == "recorded" and stretch.led is not None:
+            account.names = account.names or stretch.names
+            if account.names != stretch.names:
+                raise DataError(
+                    f"{stretch.label} has the controls {', '.join(stretch.names)}, an episode before it "
+                    f"{', '.join(account.names)}; prepare them one by one"
+                )
+        if kind == "pose" and stretch.poses is not None:
+            account.up = account.up or stretch.up
+            if account.up != stretch.up:
+                raise DataError(
+                    f"{stretch.label} has up {stretch.up}, an episode before it {account.up}; prepare them one by one"
+                )
 
 
 def _check_read(stretches: list[Stretch], cfg: Dataset, account: Account) -> None:
@@ -211,7 +231,20 @@ def _records(stretches: list[Stretch], labels: list[np.ndarray], cfg: Dataset, a
                 f"the {name} split is empty: {num_frames} frames in {len(stretches)} episodes are too few with "
                 f"dataset.split_gap={cfg.split_gap:g}; lower it, change dataset.validation or test, or bring more data"
             )
+    account.notes += _shrunken(records, cfg)
     return records
+
+
+def _shrunken(records: list[Record], cfg: Dataset) -> Iterator[str]:
+    """A block of time ends where its episode does, so many short episodes may leave little of what was asked for."""
+    total = sum(record.length for record in records)
+    for name, wanted in (("validation", cfg.validation), ("test", cfg.test)):
+        share = sum(record.length for record in records if record.split == name) / total
+        if share < wanted / 2:
+            yield (
+                f"{name} has {share:.1%} of the frames, dataset.{name}={wanted:g} asked for {wanted:.1%}: the "
+                "episodes are too short, or too few, to give more"
+            )
 
 
 def _kind(stretches: list[Stretch], cfg: Dataset) -> str:
@@ -246,7 +279,7 @@ def _append_rows(
         writer.append("poses", nowhere[: len(stretch.times)] if stretch.poses is None else stretch.poses)
     for record in records:
         stretch = stretches[record.episode]
-        part = slice(record.start - stretch.first, record.start - stretch.first + record.length)
+        part = stretch.part(record)
         if kind == "pose" and stretch.poses is not None:
             up = np.array(account.up)
             rows[record.rows] = controls.pose_controls(stretch.poses[part], stretch.times[part], up)
@@ -262,8 +295,8 @@ def _control_info(rows: np.ndarray, records: list[Record], kind: str, account: A
     valid = train[train[:, -1] == 1]
     if not len(valid):
         raise DataError(
-            f"no training frame has a {'pose' if kind == 'pose' else 'control'} within "
-            f"dataset.max_gap={cfg.max_gap:g} s; check the clock of the table, or raise it"
+            f"no training step has known {'poses' if kind == 'pose' else 'controls'}; check the table for gaps, and "
+            f"its clock against that of the frames (dataset.max_gap={cfg.max_gap:g} s)"
         )
     num_unknown = sum(int((rows[record.rows][1:, -1] == 0).sum()) for record in records)
     return {
@@ -275,8 +308,13 @@ def _control_info(rows: np.ndarray, records: list[Record], kind: str, account: A
     }
 
 
+def _seconds(stretch: Stretch, record: Record) -> float:
+    times = stretch.times[stretch.part(record)]
+    return float(times[-1] - times[0])
+
+
 def _rate(stretches: list[Stretch]) -> float:
     step_s = float(np.median(np.concatenate([np.diff(stretch.times) for stretch in stretches])))
     if step_s <= 0:
-        raise DataError("most frames have the time of the frame before them; check the column of times")
+        raise DataError("half of the frames or more have the time of the frame before them; check the column of times")
     return 1 / step_s

@@ -172,6 +172,24 @@ def test_blocks_of_time_keep_their_distance(
     assert share <= validation + (1 + sum(lengths) / 96) / sum(lengths)  # half a frame a block, of 96 or more
 
 
+@given(st.lists(st.tuples(st.integers(2, 300), st.booleans()), min_size=2, max_size=6), st.integers(0, 9))
+def test_parts_of_one_recording_keep_their_distance_too(parts: list[tuple[int, bool]], seed: int) -> None:
+    """Between parts the recorder paused for 1.2 s, or its clock went back to 0; the true time goes on."""
+    true = np.arange(sum(length for length, _ in parts)) * 0.05
+    stamps, starts = true.copy(), np.cumsum([0, *(length for length, _ in parts)])[:-1]
+    for start, (_, is_back) in zip(starts[1:], parts[1:]):
+        true[start:] += 0 if is_back else 1.15
+        stamps[start:] += -stamps[start] if is_back else 1.15
+    cfg = Dataset(split="time", validation=0.2, test=0.2, split_gap=2.0)
+    times = np.split(stamps, starts[1:])
+    labels, _ = split.assign(times, ["a"] * len(parts), cfg, seed, [0] * len(parts))
+    numbers = np.concatenate(labels)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        a, b = true[numbers == one], true[numbers == other]
+        if len(a) and len(b):
+            assert np.abs(a[:, None] - b).min() >= 2.0 - 1e-9
+
+
 def test_blocks_are_spread_over_a_long_recording() -> None:
     times = [np.arange(20_000) / 20]
     labels, _ = split.assign(times, names(times), Dataset(validation=0.1, test=0.05), 3)
@@ -218,6 +236,25 @@ def test_a_split_by_time_in_the_store(films: list[Film], tmp_path: Path) -> None
         assert (given[1:, -1] == 1).all()
 
 
+def test_a_pause_is_no_leak_between_splits(films: list[Film], tmp_path: Path) -> None:
+    reel = films[4]
+    for seed in range(5):  # eight parts of one recording, 1.2 s apart
+        reel = reel._replace(times=np.arange(80) * 0.05 + 1.15 * (np.arange(80) // 10))
+        source = record(tmp_path / f"s{seed}", [reel])
+        store = make(source, tmp_path / f"w{seed}", seed, split="time", validation=0.3)
+        assert {item["source"] for item in store.index} == {0}
+        assert len({item["episode"] for item in store.index}) > 1
+        held, trained = (np.concatenate([store.arrays["times"][r] for r in rows_of(store, n)]) for n in store.splits)
+        assert np.abs(held[:, None] - trained).min() >= 2.0
+
+
+def test_a_share_that_could_not_be_held_out_is_noted(films: list[Film], tmp_path: Path) -> None:
+    reel = films[4]._replace(times=np.arange(80) * 0.05 + 10 * (np.arange(80) // 4))  # 20 episodes of 4 frames
+    store = make(record(tmp_path / "s", [reel]), tmp_path / "w", split="time", validation=0.4)
+    assert "validation has 5.0% of the frames, dataset.validation=0.4 asked for 40.0%" in store.info["summary"]
+    assert "asked for" not in make(record(tmp_path / "t", films[3:]), tmp_path / "v", split_gap=0.2).info["summary"]
+
+
 def test_splits_that_cannot_be(films: list[Film], tmp_path: Path) -> None:
     source = record(tmp_path / "s", films[:2])
     with pytest.raises(ConfigError, match="leave nothing to train on"):
@@ -243,6 +280,12 @@ def test_pauses_and_clocks_that_run_backwards_end_an_episode(films: list[Film], 
     assert [(item["start"], item["length"]) for item in store.index] == [(0, 20), (20, 30), (50, 30)]
     assert (store.arrays["controls"][[0, 20, 50], -1] == 0).all()
     assert "time runs backwards 1 times" in store.info["summary"]
+
+
+def test_a_recording_of_uneven_steps_is_as_long_as_it_was(films: list[Film], tmp_path: Path) -> None:
+    times = np.concatenate([np.arange(41) * 0.05, 2 + np.arange(1, 40) * 0.95])
+    store = make(record(tmp_path / "s", [films[4]._replace(times=times)]), tmp_path / "w", validation=0.0)
+    assert "0.7 min at 20 Hz (median)" in store.info["summary"]  # 39 s
 
 
 def test_every_second_frame(films: list[Film], tmp_path: Path) -> None:
@@ -272,6 +315,43 @@ def test_recorded_controls_lead_to_their_frame(films: list[Film], tmp_path: Path
     assert np.isnan(store.arrays["poses"]).all()
 
 
+def test_an_episode_shorter_than_the_lag_has_no_controls(films: list[Film], tmp_path: Path) -> None:
+    times = films[0].times.copy()
+    times[37:] += 9
+    source = record(tmp_path / "s", [films[0]._replace(times=times)], False, angle=lambda e, t: t)
+    store = make(source, tmp_path / "w", validation=0.0, control_lag=4)
+    assert (store.arrays["controls"][37:] == 0).all()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_number_too_large_for_the_store_is_not_known(films: list[Film], tmp_path: Path, every: int) -> None:
+    source = record(tmp_path / "s", films[:1], False, angle=lambda e, t: {8: 1e300, 20: -1e39}.get(t, t))
+    store = make(source, tmp_path / "w", validation=0.0, control_lag=0, every=every)
+    given = store.arrays["controls"]
+    assert np.isfinite(given).all()
+    assert np.flatnonzero(given[:, -1] == 0).tolist() == [0, 8 // every, 20 // every]
+    assert given[-1, 0] == (39 if every == 1 else 37.5)
+    assert np.isfinite(store.info["statistics"]["mean"]).all()
+    poses = films[0].poses.copy()
+    poses[8, 0, 3] = 1e300
+    store = make(record(tmp_path / "t", [films[0]._replace(poses=poses)]), tmp_path / "v", validation=0.0)
+    assert np.flatnonzero(store.arrays["controls"][:, -1] == 0).tolist() == [0, 8, 9]
+
+
+def test_only_what_is_used_must_agree(films: list[Film], tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    source.mkdir()
+    record(source / "a", films[:1], angle=lambda e, t: t)
+    record(source / "b", films[1:2], throttle=lambda e, t: t)
+    assert make(source, tmp_path / "w", validation=0.0).info["control_kind"] == "pose"
+    with pytest.raises(DataError, match="b/episode 0 has the controls throttle, an episode before it angle"):
+        make(source, tmp_path / "v", validation=0.0, controls="recorded")
+    record(source / "b", films[1:2], angle=lambda e, t: t, pose=lambda e, t: [t, 0, 0, 0, 0, 0])
+    assert make(source, tmp_path / "v", validation=0.0, controls="recorded").info["control_kind"] == "recorded"
+    with pytest.raises(DataError, match="b/episode 0 has up"):
+        make(source, tmp_path / "x", validation=0.0)
+
+
 def test_which_controls(films: list[Film], tmp_path: Path) -> None:
     source = record(tmp_path / "s", films[:1], forward=lambda e, t: t)
     assert make(source, tmp_path / "a", validation=0.0).info["control_kind"] == "pose"
@@ -287,7 +367,7 @@ def test_rows_without_a_pose_are_not_valid(films: list[Film], tmp_path: Path) ->
     store = make(source, tmp_path / "w", validation=0.0)
     assert np.flatnonzero(store.arrays["controls"][:, -1] == 0).tolist() == [0, 7, 8]
     assert np.isnan(store.arrays["poses"][7]).all()
-    assert "2 steps have no control" in store.info["summary"]
+    assert "2 steps have no known control" in store.info["summary"]
 
 
 def test_broken_pictures_are_left_out_and_counted(films: list[Film], tmp_path: Path) -> None:
@@ -316,9 +396,23 @@ def test_broken_pictures_are_left_out_and_counted(films: list[Film], tmp_path: P
 def test_frames_are_cropped_and_never_enlarged(folder: Path, tmp_path: Path) -> None:
     store = make(folder, tmp_path / "w", width=16, height=16)
     assert store.arrays["frames"].shape[1:] == (16, 16, 3)
-    with pytest.raises(DataError, match=r"cannot be enlarged .* dataset\.width=32 dataset\.height=24"):
+    with pytest.raises(
+        DataError, match=r"0_0\.png\) has 32x24 .* cannot be enlarged .* dataset\.width=32 dataset\.height=24"
+    ):
         make(folder, tmp_path / "x", width=64, height=48)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w"]
+
+
+def test_a_recording_is_never_replaced_by_its_store(films: list[Film], tmp_path: Path) -> None:
+    source = record(tmp_path / "s", films[:1])
+    before = sorted(source.iterdir())
+    make(source, tmp_path / "w", validation=0.0)
+    inside = record(tmp_path / "w" / "mine", films[:1])
+    for one, out in ((source, source), (source, source / "w"), (inside, tmp_path / "w")):
+        with pytest.raises(DataError, match="lie in each other"):
+            data.prepare(one, out, Dataset(**SIZE), 0, True, quiet)
+    assert sorted(source.iterdir()) == before
+    assert (inside / "frames.jsonl").is_file()
 
 
 def test_a_place_that_is_taken(folder: Path, tmp_path: Path) -> None:

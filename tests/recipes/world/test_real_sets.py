@@ -12,11 +12,20 @@ import pytest
 from tests.conftest import shared_data
 
 Rung = Callable[..., subprocess.CompletedProcess[str]]
-SMALL = (
-    "model.memory=[2@32x24,4@16x12,8@4x3] model.width=8 data.batch_size=8 optimizer.max_iters=150 lr.warmup_iters=10 "
-    "lr.learning_rate=3e-3 eval_interval=0 evaluation.horizon=8 evaluation.num_rollouts=12 eval_iters=12 "
-    "sampling.num_frames=4 sampling.num_rows=2"
-).split()
+SMALL = [
+    "model.memory=[2@32x24,4@16x12,8@4x3]",
+    "model.width=8",
+    "data.batch_size=8",
+    "optimizer.max_iters=150",
+    "lr.warmup_iters=10",
+    "lr.learning_rate=3e-3",
+    "eval_interval=0",
+    "evaluation.horizon=8",
+    "evaluation.num_rollouts=12",
+    "eval_iters=12",
+    "sampling.num_frames=4",
+    "sampling.num_rows=2",
+]
 
 
 @pytest.mark.slow
@@ -33,6 +42,8 @@ def test_a_real_set_is_prepared_looked_at_trained_on_and_sampled(
     shown = {path.name for path in (tmp_path / "runs/world/1/samples").rglob("*.*")}
     assert {"contact-sheet.png", "rollout.png"} <= shown
     found = json.loads(rung("eval", "world/1", "--json").stdout)
-    if name == "world_vizdoom":  # a car that hardly turns is nearly a copy of its last frame: no promise for so few steps
+    if (
+        name == "world_vizdoom"
+    ):  # a car that hardly turns is nearly a copy of its last frame: no promise for so few steps
         assert found["validation"]["loss"] < found["validation"]["persistence"]
         assert found["rollout"]["controls_other"] > found["rollout"]["controls_own"]

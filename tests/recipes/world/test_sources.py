@@ -1,6 +1,7 @@
 """If this fails, frames are paired with the poses, times or controls of other frames, or a source is read wrongly."""
 
 import csv
+import errno
 import itertools
 import json
 from fractions import Fraction
@@ -20,7 +21,7 @@ from rung.recipes.world.packing.controls import intents, lead_to_kept
 from rung.recipes.world.sources import timing
 from rung.recipes.world.sources.episode import Episode
 from rung.recipes.world.sources.find import find_episodes
-from rung.recipes.world.sources.images import crop, fit
+from rung.recipes.world.sources.images import crop, fit, read_image
 from tests.recipes.world.synthetic import film
 
 REEL = film(12, seed=5, height=12, width=16)
@@ -49,6 +50,14 @@ def table(folder: Path, **more: Any) -> list[dict[str, Any]]:
         {name: values(i) if callable(values) else values[i] for name, values in columns.items()}
         for i in range(len(REEL.times))
     ]
+
+
+def csv_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def frames_of(episode: Episode) -> np.ndarray:
@@ -80,10 +89,7 @@ def test_every_kind_of_table_reads_the_same(tmp_path: Path, kind: str) -> None:
     elif kind == "json":
         path.write_text(json.dumps({"frames": rows}))
     else:
-        with path.open("w", newline="") as handle:
-            writer = csv.DictWriter(handle, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        csv_table(path, rows)
     first, second = find_episodes(tmp_path, Dataset())
     assert [first.label, second.label] == ["A", "B"]
     assert first.control_names == ["angle", "fire"]
@@ -99,17 +105,21 @@ def test_every_kind_of_table_reads_the_same(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("column", "factor"), [("timestamp_ms", 1e3), ("timestamp_s", 1), ("timestamp", 1e9), ("time_us", 1e6), ("time", 1)]
 )
-def test_units_of_time(tmp_path: Path, column: str, factor: float) -> None:
+@pytest.mark.parametrize(("kind", "clock_s"), [("jsonl", 0), ("csv", 0), ("csv", 1706111310)])
+def test_units_of_time(tmp_path: Path, column: str, factor: float, kind: str, clock_s: int) -> None:
     rows = table(tmp_path, angle=lambda i: i)
     for row in rows:
-        row[column] = row.pop("t") * factor
-    jsonl(tmp_path / "frames.jsonl", rows)
+        seconds = clock_s + row.pop("t")
+        row[column] = round(seconds * factor) if factor >= 1e3 and clock_s else seconds * factor  # all digits
+    (jsonl if kind == "jsonl" else csv_table)(tmp_path / f"frames.{kind}", rows)
     (episode,) = find_episodes(tmp_path, Dataset())
-    np.testing.assert_allclose(np.diff(episode.times), np.diff(REEL.times), atol=1e-6)
+    np.testing.assert_allclose(np.diff(episode.times), np.diff(REEL.times), atol=2e-3 if clock_s else 1e-6)
 
 
-def test_dates_are_times(tmp_path: Path) -> None:
-    jsonl(tmp_path / "frames.jsonl", table(tmp_path, angle=lambda i: i, t=lambda i: f"2024-05-01T12:00:00.{i:02d}0"))
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_dates_are_times(tmp_path: Path, kind: str) -> None:
+    write = jsonl if kind == "jsonl" else csv_table
+    write(tmp_path / f"frames.{kind}", table(tmp_path, angle=lambda i: i, t=lambda i: f"2024-05-01T12:00:00.{i:02d}0"))
     (episode,) = find_episodes(tmp_path, Dataset())
     np.testing.assert_allclose(np.diff(episode.times), 0.01, atol=1e-6)
 
@@ -148,6 +158,46 @@ def test_rows_without_names_take_the_pictures_in_order(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frames_of(episode), REEL.frames)  # 10.png is not the second
     (tmp_path / "11.png").unlink()
     with pytest.raises(DataError, match=r"12 rows .* 11 pictures"):
+        find_episodes(tmp_path, Dataset())
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_numbers_of_frames_are_no_names_of_pictures(tmp_path: Path, kind: str) -> None:
+    numbered(tmp_path)
+    rows = [{"frame": i, "steer": i / 8} for i in range(12)]
+    (jsonl if kind == "jsonl" else csv_table)(tmp_path / f"frames.{kind}", rows)
+    (episode,) = find_episodes(tmp_path, Dataset())
+    np.testing.assert_array_equal(frames_of(episode), REEL.frames)
+    np.testing.assert_allclose(episode.times, np.arange(12) / 20)
+    assert episode.control_names == ["steer"]
+
+
+def test_each_of_several_folders_is_a_place_of_its_own(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"run{number}").mkdir()
+        rows = table(tmp_path / f"run{number}", angle=lambda i: i)
+        jsonl(tmp_path / f"run{number}" / "log.jsonl", rows)
+    assert [episode.label for episode in find_episodes(tmp_path, Dataset())] == [f"run{i}/log" for i in range(5)]
+    jsonl(tmp_path / "run0" / "log.jsonl", [row | {"map": "E1M1"} for row in rows])
+    jsonl(tmp_path / "run1" / "log.jsonl", [row | {"map": "E1M1"} for row in rows])
+    jsonl(tmp_path / "run2" / "log.jsonl", [row | {"session": 7} for row in rows])
+    labels = [episode.label for episode in find_episodes(tmp_path, Dataset())]
+    assert labels == ["E1M1", "E1M1", "run2/session 7", "run3/log", "run4/log"]  # one map is one place
+
+
+@pytest.mark.parametrize("name", ["iterdir", "is_file"])
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Said by a patch rather than by chmod, as tests may be run by root, who may do everything."""
+    (tmp_path / "a").mkdir()
+    original = getattr(Path, name)
+
+    def refuse(self: Path) -> Any:
+        if "a" in self.relative_to(tmp_path).parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return original(self)
+
+    monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'a'}.*: Permission denied"):
         find_episodes(tmp_path, Dataset())
 
 
@@ -222,6 +272,23 @@ def test_a_tub(tmp_path: Path) -> None:
     assert second.controls is not None
     np.testing.assert_allclose(second.controls[:, 0], [0.8, 1.0, 1.1])
     np.testing.assert_allclose(np.diff(second.times), [0.1, 0.05], atol=1e-6)
+    assert [episode.breaks.tolist() for episode in (first, second) if episode.breaks is not None] == [[2], [1]]
+
+
+@pytest.mark.parametrize("deleted", [None, [], [2, 9], 3])
+def test_what_was_deleted_from_a_tub(tmp_path: Path, deleted: Any) -> None:
+    names = [name.removeprefix("images/") for name in numbered(tmp_path, place="images/")]
+    jsonl(tmp_path / "catalog_0.catalog", [record(i, name) | {"_session_id": "0"} for i, name in enumerate(names)])
+    (tmp_path / "manifest.json").write_text(json.dumps({"deleted_indexes": deleted}))
+    if deleted == 3:
+        with pytest.raises(DataError, match=r"manifest\.json: deleted_indexes is 3, not a list"):
+            find_episodes(tmp_path, Dataset())
+        return
+    (episode,) = find_episodes(tmp_path, Dataset())
+    assert episode.num_frames == 12 - len(deleted or [])
+    parts, _ = timing.cut(episode.times, 1.0, episode.breaks)
+    # no control leads over a hole, however short: a new stretch begins after each
+    assert [(part.start, part.stop) for part in parts] == ([(0, 2), (2, 8), (8, 10)] if deleted else [(0, 12)])
 
 
 def test_an_old_tub(tmp_path: Path) -> None:
@@ -239,6 +306,13 @@ def test_an_old_tub(tmp_path: Path) -> None:
     assert episode.controls is not None
     np.testing.assert_array_equal(episode.controls[:, 0], np.arange(12))
     np.testing.assert_allclose(episode.times, 0.05 * np.arange(12))
+    assert episode.breaks is not None
+    assert episode.breaks.tolist() == []
+    assert episode.control_names == ["angle", "throttle"]
+    (tmp_path / "record_5.json").unlink()
+    (episode,) = find_episodes(tmp_path, Dataset())
+    assert episode.breaks is not None
+    assert episode.breaks.tolist() == [5]
 
 
 def test_kitti(tmp_path: Path) -> None:
@@ -249,7 +323,11 @@ def test_kitti(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frames_of(episode), REEL.frames)
     assert episode.poses is not None
     np.testing.assert_allclose(episode.poses, REEL.poses, atol=1e-12)
+    np.savetxt(tmp_path / "times.txt", [*np.arange(4), np.nan, *np.arange(5, 12)])
+    with pytest.raises(DataError, match=r"times\.txt, line 5 has the time nan"):
+        find_episodes(tmp_path, Dataset())
     np.savetxt(tmp_path / "poses.txt", REEL.poses[:11, :3].reshape(11, 12))
+    np.savetxt(tmp_path / "times.txt", np.arange(12) * 0.1)
     with pytest.raises(DataError, match=r"12 pictures, 11 lines in poses\.txt and 12 in times\.txt"):
         find_episodes(tmp_path, Dataset())
 
@@ -313,6 +391,25 @@ def test_a_film_whose_sensors_have_another_clock(tmp_path: Path) -> None:
     assert controls is not None
     np.testing.assert_array_equal(controls[:, 0], np.arange(12))
     assert "begin at the same moment" in " ".join(episode.notes)
+
+
+def test_whole_seconds_beside_a_film_are_seconds(tmp_path: Path) -> None:
+    write_film(tmp_path / "way.mkv")
+    jsonl(tmp_path / "way.jsonl", [{"t": i, "angle": i} for i in range(2)])
+    (episode,) = find_episodes(tmp_path, Dataset())
+    assert episode.control_times is not None
+    np.testing.assert_array_equal(episode.control_times, [0, 1])
+    assert "t is taken for whole seconds of the film" in " ".join(episode.notes)
+
+
+def test_a_film_does_not_take_the_table_of_another(tmp_path: Path) -> None:
+    write_film(tmp_path / "a.mkv")
+    write_film(tmp_path / "b.mkv")
+    jsonl(tmp_path / "a.jsonl", [{"angle": i} for i in range(12)])
+    for source in (tmp_path, tmp_path / "b.mkv"):
+        with pytest.raises(DataError, match=r"b\.mkv has no table of poses or controls beside it"):
+            find_episodes(source, Dataset())
+    assert find_episodes(tmp_path / "a.mkv", Dataset())[0].label == "a"
 
 
 def test_a_film_alone_is_refused(tmp_path: Path) -> None:
@@ -416,6 +513,23 @@ def test_frames_are_means_of_areas(columns: int, rows: int, width: int, height: 
     fine = part.repeat(height, axis=0).repeat(width, axis=1)
     sums = fine.reshape(height, tall, width, wide, 3).sum((1, 3))
     np.testing.assert_array_equal(fit(image, width, height), (2 * sums + tall * wide) // (2 * tall * wide))
+
+
+@pytest.mark.parametrize("name", ["grey.png", "grey.tif"])
+def test_sixteen_bits_of_grey_keep_their_greys(tmp_path: Path, name: str) -> None:
+    grey = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(grey).save(tmp_path / name)
+    pixels = read_image(tmp_path / name)
+    assert pixels is not None
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, np.rint(grey / 257)[..., None].repeat(3, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_pixels_whose_white_is_not_known_are_refused(tmp_path: Path, dtype: type) -> None:
+    Image.fromarray(np.ones((12, 16), dtype)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif has 32-bit pixels"):
+        read_image(tmp_path / "deep.tif")
 
 
 def test_fitting_agrees_with_others() -> None:

@@ -228,6 +228,20 @@ def test_splits_that_touch_are_a_leak(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "r" / "report.json").read_text())
     assert figures["nearest"]["seconds"] == pytest.approx(0.05)
     assert "train and validation are only 0.05 s apart" in rules(figures)["splits-near"]
+    assert "memory" not in rules(figures)["splits-near"]  # rows never cross records
+
+
+@pytest.mark.parametrize("pause", [1.5, -70.0])
+def test_parts_of_one_recording_that_touch_are_a_leak_too(tmp_path: Path, pause: float) -> None:
+    opened = Store.open(write_store(tmp_path / "s", (120, 100), height=24, width=32))
+    opened.index = [{**record, "source": 0} for record in opened.index]  # two episodes of one recording
+    times = np.arange(220) / 20
+    times[120:] += pause - 0.05
+    opened.arrays["times"] = times
+    survey(opened, tmp_path / "r", quiet)
+    figures = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert figures["nearest"]["seconds"] == pytest.approx(max(pause, 0.05))
+    assert ("splits-near" in rules(figures)) == (max(pause, 0.05) * figures["rate_hz"] < 32)
 
 
 def test_short_and_tiny_stores_get_a_report_too(tmp_path: Path) -> None:

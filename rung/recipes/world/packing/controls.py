@@ -41,7 +41,8 @@ def lead_to_kept(controls: np.ndarray, kept: np.ndarray, lag: int) -> np.ndarray
     many frames lie between a control and the frame it leads to.
     """
     led = np.full_like(controls, np.nan)
-    led[lag:] = controls[: len(controls) - lag] if lag else controls
+    led[lag:] = controls[: max(0, len(controls) - lag)]
+    led[~np.isfinite(_stored(led)).all(1)] = np.nan  # before sums are taken, which one huge number would spoil
     sums = np.concatenate([np.zeros((1, controls.shape[1])), np.cumsum(np.nan_to_num(led), axis=0)])
     holes = np.concatenate([[0], np.cumsum(np.isnan(led).any(1))])
     out = np.full((len(kept), controls.shape[1]), np.nan)
@@ -63,7 +64,7 @@ def pose_controls(poses: np.ndarray, times: np.ndarray, up: np.ndarray) -> np.nd
     rows[after, 6:8] = geometry.roll_and_pitch(poses[after], up)
     rows[after, 8] = times[after] - times[after - 1]
     rows[after, 9] = 1
-    return rows
+    return _finite(rows)
 
 
 def recorded_controls(led: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -73,7 +74,19 @@ def recorded_controls(led: np.ndarray, times: np.ndarray) -> np.ndarray:
     rows[after, :-2] = led[after]
     rows[after, -2] = times[after] - times[after - 1]
     rows[after, -1] = 1
+    return _finite(rows)
+
+
+def _finite(rows: np.ndarray) -> np.ndarray:
+    """As the store has them; a row that does not fit its type is unknown."""
+    rows = _stored(rows)
+    rows[~np.isfinite(rows).all(1)] = 0
     return rows
+
+
+def _stored(rows: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return rows.astype(np.float32)
 
 
 def intents(names: Sequence[str]) -> dict[str, list[Any]]:

@@ -46,8 +46,8 @@ class Reel:
         for divisor in divisors(width, height):
             writer.array(array_of(divisor), np.uint8, (height // divisor, width // divisor, 3))
 
-    def add(self, image: np.ndarray) -> None:
-        self._waiting.append(fit(image, self._width, self._height))
+    def add(self, image: np.ndarray, where: str) -> None:
+        self._waiting.append(fit(image, self._width, self._height, where))
         self.num_rows += 1
         if len(self._waiting) == CHUNK:
             self.flush()

@@ -6,11 +6,14 @@ Blocks are spread over the recording, so that what is held out is not only its e
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from rung.errors import ConfigError, DataError
 from rung.recipe import key_of
 from rung.recipes.world.config import Dataset
+from rung.recipes.world.sources.timing import onward
 
 SPLITS = ("train", "validation", "test")
 NOWHERE = -1  # the gap around a block
@@ -27,17 +30,20 @@ def check_shares(cfg: Dataset) -> None:
         )
 
 
-def assign(times: list[np.ndarray], labels: list[str], cfg: Dataset, seed: int) -> tuple[list[np.ndarray], str]:
+def assign(
+    times: list[np.ndarray], labels: list[str], cfg: Dataset, seed: int, sources: list[int] | None = None
+) -> tuple[list[np.ndarray], str]:
     """For each episode's frames the number of their split in SPLITS, or NOWHERE; and the way that was taken.
 
-    Episodes of one label are of one place or one drive, and stay together.
+    Episodes of one label are of one place or one drive, and stay together. Those of one source follow each other in one
+    recording, and the gap is kept across them too; None: each is a recording of its own.
     """
     places = list(dict.fromkeys(labels))
     way = cfg.split
     if way == "auto":
         way = "episode" if len(places) >= ENOUGH_EPISODES else "time"
     if way == "time":
-        return by_time(times, cfg, seed), way
+        return by_time(times, cfg, seed, sources or list(range(len(times)))), way
     lengths = [sum(len(t) for t, label in zip(times, labels) if label == place) for place in places]
     chosen = dict(zip(places, by_episode(lengths, cfg, seed)))
     return [np.full(len(t), chosen[label]) for t, label in zip(times, labels)], way
@@ -66,7 +72,7 @@ def by_episode(lengths: list[int], cfg: Dataset, seed: int) -> list[int]:
     return [int(split) for split in chosen]
 
 
-def by_time(times: list[np.ndarray], cfg: Dataset, seed: int) -> list[np.ndarray]:
+def by_time(times: list[np.ndarray], cfg: Dataset, seed: int, sources: list[int]) -> list[np.ndarray]:
     """The recordings laid end to end are cut into cells; each has a block of each split, somewhere in its part."""
     ends = np.cumsum([len(t) for t in times])
     total, held = int(ends[-1]), cfg.validation + cfg.test
@@ -79,8 +85,10 @@ def by_time(times: list[np.ndarray], cfg: Dataset, seed: int) -> list[np.ndarray
             middle = first + round((last - first) * cfg.validation / held)
             _paint(splits, 1, first, middle, round(cfg.validation * (last - first)), ends, seed)
             _paint(splits, 2, middle, last, round(cfg.test * (last - first)), ends, seed)
-    parts = np.split(splits, ends[:-1])
-    return [_with_gaps(part, t, cfg.split_gap) for part, t in zip(parts, times)]
+    clock, owners = np.concatenate(times), np.repeat(sources, [len(t) for t in times])
+    for first, last in pairwise([0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), total]):
+        splits[first:last] = _with_gaps(splits[first:last], onward(clock[first:last]), cfg.split_gap)
+    return np.split(splits, ends[:-1])
 
 
 def _block_frames(times: list[np.ndarray], gap_s: float) -> float:
@@ -103,7 +111,7 @@ def _with_gaps(splits: np.ndarray, times: np.ndarray, gap_s: float) -> np.ndarra
     """Drops what is too near in time to a frame of a split that matters more: test, then validation, then train."""
     out = splits.copy()
     for split in (1, 2):
-        held = times[splits == split]  # in order, since time does not run backwards within an episode
+        held = times[splits == split]  # in order, since this clock does not run backwards
         if len(held):
             after = np.searchsorted(held, times).clip(0, len(held) - 1)
             before = np.maximum(after - 1, 0)

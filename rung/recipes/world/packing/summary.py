@@ -12,13 +12,13 @@ REASONS = {
 }
 
 
-def summarise(info: dict[str, Any], counts: dict[str, list[int]], num_episodes: int) -> str:
-    """`counts` are the lengths of the records of each split."""
+def summarise(info: dict[str, Any], counts: dict[str, list[int]], num_episodes: int, seconds: float) -> str:
+    """`counts` are the lengths of the records of each split, `seconds` their length in time."""
     num_frames = sum(map(sum, counts.values()))
     kind = "moves between poses" if info["control_kind"] == "pose" else "controls as recorded"
     lines = [
         f"{num_frames} frames of {info['width']}x{info['height']}, {_plural(num_episodes, 'episode')}, "
-        f"{num_frames / info['rate_hz'] / 60:.1f} min at {info['rate_hz']:.4g} Hz; {kind}; split by {info['split_by']}"
+        f"{seconds / 60:.1f} min at {info['rate_hz']:.4g} Hz (median); {kind}; split by {info['split_by']}"
     ]
     for split, lengths in counts.items():
         if not lengths:
@@ -46,9 +46,7 @@ def _controls(info: dict[str, Any]) -> list[str]:
             continue
         lines.append(f"  {name:<12}" + "".join(f"{figures[column][number] + 0.0:>11.4g}" for column in columns))
     if info["num_unknown"]:
-        lines.append(
-            f"  {info['num_unknown']} steps have no control within dataset.max_gap and are marked as not valid"
-        )
+        lines.append(f"  {info['num_unknown']} steps have no known control and are marked as not valid")
     return lines
 
 

@@ -29,23 +29,29 @@ _LOOKED_FOR = (
 
 def find_episodes(source: Path, cfg: Dataset) -> list[Episode]:
     """All recordings under `source`, in the order of their names."""
-    if not source.exists():
-        raise DataError(f"there is no {source}; pass --from a folder with frames, a film or a table")
-    if source.is_file():
-        return _from_file(source, cfg)
-    episodes = _from_folder(source, cfg)
-    if episodes is None:
-        children = [child for child in _sorted(source.iterdir()) if child.is_dir() and not child.name.startswith(".")]
-        episodes = [episode for child in children for episode in _from_folder(child, cfg) or []]
+    try:
+        if not source.exists():
+            raise DataError(f"there is no {source}; pass --from a folder with frames, a film or a table")
+        episodes = _from_file(source, cfg) if source.is_file() else _from_folders(source, cfg)
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or source}: {error.strerror}; check who may read it") from error
     if not episodes:
         raise DataError(f"nothing to learn from in {source}: {_LOOKED_FOR}")
     return episodes
 
 
+def _from_folders(source: Path, cfg: Dataset) -> list[Episode]:
+    episodes = _from_folder(source, cfg)
+    if episodes is not None:
+        return episodes
+    children = [child for child in _sorted(source.iterdir()) if child.is_dir()]
+    return [episode for child in children for episode in _from_folder(child, cfg, child.name) or []]
+
+
 def _from_file(path: Path, cfg: Dataset) -> list[Episode]:
     suffix = path.suffix.lower()
     if suffix in video.SUFFIXES:
-        return [_film(path, _tables(path.parent), cfg)]
+        return [_film(path, _tables(path.parent), len(_films(path.parent)) == 1, cfg)]
     if suffix in tables.SUFFIXES:
         return _pictures(read_table(path), path.parent, cfg)
     raise DataError(
@@ -54,30 +60,32 @@ def _from_file(path: Path, cfg: Dataset) -> list[Episode]:
     )
 
 
-def _from_folder(folder: Path, cfg: Dataset) -> list[Episode] | None:
-    """None where the folder itself is no recording."""
+def _from_folder(folder: Path, cfg: Dataset, within: str = "") -> list[Episode] | None:
+    """None where the folder itself is no recording; `within` is its name where it is one of several."""
     if is_tub(folder):
         table, num_deleted = read_tub(folder)
-        episodes = _pictures(table, folder, cfg)
+        episodes = _pictures(table, folder, cfg, within)
         episodes[0].dropped = {"deleted by the driver": num_deleted} if num_deleted else {}
+        for episode, (_, rows) in zip(episodes, table.groups()):
+            episode.breaks = np.flatnonzero(np.diff(table.numbers("index")[rows]) != 1) + 1
         return episodes
     if (folder / "poses.txt").is_file():
         return [_kitti(folder)]
     found = _tables(folder)
-    films = [path for path in _sorted(folder.iterdir()) if path.suffix.lower() in video.SUFFIXES]
+    films = _films(folder)
     named = [path for path in found if path.stem == "frames"]
     if films and not named:
-        return [_film(path, found, cfg) for path in films]
+        return [_film(path, found, len(films) == 1, cfg, within) for path in films]
     if len(found) > 1 and not named:
         names = ", ".join(path.name for path in found)
         raise DataError(f"{folder} has several tables ({names}); pass --from the one that lists the frames")
-    return _pictures(read_table((named or found)[0]), folder, cfg) if found else None
+    return _pictures(read_table((named or found)[0]), folder, cfg, within) if found else None
 
 
 # Pictures
 
 
-def _pictures(table: Table, folder: Path, cfg: Dataset) -> list[Episode]:
+def _pictures(table: Table, folder: Path, cfg: Dataset, within: str = "") -> list[Episode]:
     paths = _listed(table, folder)
     times = table.times()
     if times is None:
@@ -90,13 +98,13 @@ def _pictures(table: Table, folder: Path, cfg: Dataset) -> list[Episode]:
             poses=None if poses is None else poses[rows], up=(0, -1, 0) if poses is None else table.up(cfg.axes),
             controls=None if controls is None else controls[rows], control_names=names, notes=table.notes,
         )
-        for label, rows in table.groups()
+        for label, rows in table.groups(within)
     ]  # fmt: skip
 
 
 def _listed(table: Table, folder: Path) -> list[Path]:
     """The picture of each row: by name where a column has names, else by order."""
-    column = table.find([name for name in tables.IMAGE if any(isinstance(row.get(name), str) for row in table.rows)])
+    column = table.find([name for name in tables.IMAGE if any(tables.is_name(row.get(name)) for row in table.rows)])
     if column is None:
         paths = _image_files(folder)
         if len(paths) != len(table.rows):
@@ -155,6 +163,9 @@ def _kitti(folder: Path) -> Episode:
         _image_files(folder, ("image_2", "image_3", "image_0", "image_1")),
     )
     times = _numbers(folder / "times.txt", 1)[:, 0]
+    if not np.isfinite(times).all():
+        line = int(np.flatnonzero(~np.isfinite(times))[0])
+        raise DataError(f"{folder / 'times.txt'}, line {line + 1} has the time {times[line]}; every frame needs one")
     if not len(poses) == len(times) == len(paths) > 0:
         raise DataError(
             f"{folder} has {len(paths)} pictures, {len(poses)} lines in poses.txt and {len(times)} in times.txt; "
@@ -181,8 +192,9 @@ def _numbers(path: Path, num_columns: int) -> np.ndarray:
 # Films
 
 
-def _film(path: Path, found: list[Path], cfg: Dataset) -> Episode:
-    beside = [table for table in found if table.stem == path.stem] or (found if len(found) == 1 else [])
+def _film(path: Path, found: list[Path], is_alone: bool, cfg: Dataset, within: str = "") -> Episode:
+    """With the table of its own name; a film alone in its folder, also with the only table there."""
+    beside = [table for table in found if table.stem == path.stem] or (found if is_alone and len(found) == 1 else [])
     if not beside:
         raise DataError(
             f"{path} has no table of poses or controls beside it; put {path.stem}.jsonl or {path.stem}.csv there, with "
@@ -200,7 +212,7 @@ def _film(path: Path, found: list[Path], cfg: Dataset) -> Episode:
     poses = table.poses(cfg.axes)
     controls, names = table.controls()
     return Episode(
-        path.stem, film.times, film, poses=poses, pose_times=times,
+        tables.labelled(path.stem, within), film.times, film, poses=poses, pose_times=times,
         up=(0, -1, 0) if poses is None else table.up(cfg.axes),
         controls=controls, control_times=times, control_names=names, notes=table.notes,
     )  # fmt: skip
@@ -216,6 +228,10 @@ def _on_the_films_clock(times: np.ndarray, film: video.Film, table: Table) -> np
         f"moment (a shift of {shift:.6f} s)"
     )
     return times - shift
+
+
+def _films(folder: Path) -> list[Path]:
+    return [path for path in _sorted(folder.iterdir()) if path.suffix.lower() in video.SUFFIXES]
 
 
 def _tables(folder: Path) -> list[Path]:

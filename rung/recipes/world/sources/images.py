@@ -20,9 +20,9 @@ from rung.recipes.world.sources.episode import Frame
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
 
-def fit(image: np.ndarray, width: int, height: int) -> np.ndarray:
+def fit(image: np.ndarray, width: int, height: int, where: str = "a picture") -> np.ndarray:
     """(H, W, 3) uint8 to (height, width, 3): the middle of the picture, areas averaged, halves rounded up."""
-    top, left, rows, columns = crop(image.shape[1], image.shape[0], width, height)
+    top, left, rows, columns = crop(image.shape[1], image.shape[0], width, height, where)
     image = image[top : top + rows, left : left + columns]
     if (columns, rows) == (width, height):
         return image
@@ -32,15 +32,17 @@ def fit(image: np.ndarray, width: int, height: int) -> np.ndarray:
     return ((2 * total.astype(np.int64) + area) // (2 * area)).astype(np.uint8)
 
 
-def crop(source_width: int, source_height: int, width: int, height: int) -> tuple[int, int, int, int]:
+def crop(
+    source_width: int, source_height: int, width: int, height: int, where: str = "a picture"
+) -> tuple[int, int, int, int]:
     """Top, left, height and width of the largest middle part with the wanted shape; refuses to enlarge."""
     if source_width < width or source_height < height:
         shape = math.gcd(width, height)
         times = min(source_width * shape // width, source_height * shape // height)
         largest = (width * times // shape, height * times // shape) if times else (source_width, source_height)
         raise DataError(
-            f"pictures of {source_width}x{source_height} cannot be enlarged to {width}x{height}; the largest size that "
-            f"works is dataset.width={largest[0]} dataset.height={largest[1]}"
+            f"{where} has {source_width}x{source_height} pixels and cannot be enlarged to {width}x{height}; the "
+            f"largest size that works is dataset.width={largest[0]} dataset.height={largest[1]}"
         )
     rows, columns = source_height, source_width
     if columns * height > rows * width:
@@ -63,6 +65,14 @@ def read_image(path: Path) -> Frame:
     Image = pillow()
     try:
         with Image.open(path) as image:
+            if image.mode in ("I", "F"):
+                raise DataError(
+                    f"{path} has 32-bit pixels (mode {image.mode}), whose black and white are not known; save it with "
+                    "8 or 16 bits"
+                )
+            if image.mode.startswith("I;16"):  # Pillow's own conversion makes all above 255 white
+                grey = ((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8)
+                return np.stack([grey] * 3, axis=-1)
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # all of which Pillow raises on bad bytes
         return None

@@ -55,15 +55,24 @@ class Table:
         """The first of these columns that the table has."""
         return next((name for name in names if name in self.columns), None)
 
-    def groups(self) -> list[tuple[str, np.ndarray]]:
-        """Label and row numbers of each recording, in the order in which they begin."""
+    def groups(self, within: str = "") -> list[tuple[str, np.ndarray]]:
+        """Label and row numbers of each recording, in the order in which they begin.
+
+        `within` is the folder among others that the table lies in. It becomes a part of the label, unless the table
+        itself names a place: the same map in two folders is one place, log.jsonl in two folders is not.
+        """
         episode, label = self.find(EPISODE), self.find(LABEL)
         numbers: dict[str, list[int]] = {}
         for number, row in enumerate(self.rows):
             numbers.setdefault(str(row.get(episode)) if episode else "", []).append(number)
         stem = self.path.parent.name if self.path.stem == "frames" else self.path.stem
         return [
-            (str(self.rows[rows[0]].get(label) if label else f"{episode} {key}" if episode else stem), np.array(rows))
+            (
+                str(self.rows[rows[0]].get(label))
+                if label
+                else labelled(f"{episode} {key}" if episode else stem, within),
+                np.array(rows),
+            )
             for key, rows in numbers.items()
         ]
 
@@ -93,7 +102,9 @@ class Table:
         is_whole = not unit and (values == np.rint(values)).all() and np.abs(values).max() < MOST_COUNTED
         steps = np.concatenate([np.diff(values[rows]) for _, rows in self.groups()])
         if is_whole and len(steps) and np.median(steps) == 1:
-            return self.counted(values, column, film)
+            if film is None:
+                return self.counted(values, column)
+            self.notes.append(f"{column} is taken for whole seconds of the film; call it `frame` if it counts frames")
         return values / UNITS[unit]
 
     def counted(self, count: np.ndarray, column: str, film: np.ndarray | None = None) -> np.ndarray:
@@ -223,6 +234,15 @@ def up_of(axes: str) -> tuple[float, float, float]:
     return (0.0, 1.0, 0.0) if axes == "opengl" else (0.0, -1.0, 0.0)
 
 
+def labelled(name: str, within: str) -> str:
+    return f"{within}/{name}" if within not in ("", name) else name
+
+
+def is_name(value: Any) -> bool:
+    """A text that is no number, since all is text in CSV."""
+    return isinstance(value, str) and _number(value) is None
+
+
 def _read_csv(path: Path, text: str) -> Table:
     head = text.split("\n", 1)[0]
     reader = csv.DictReader(text.splitlines(), delimiter=max(",;\t", key=head.count), skipinitialspace=True)
@@ -249,11 +269,13 @@ def _number(value: Any) -> float | None:
 
 
 def _moment(value: Any) -> float | None:
-    """The same, and a date is its seconds since 1970."""
+    """The same, and a date is its seconds since 1970. Numbers come first: all is text in CSV, and 1706111310041 would
+    pass for a date too."""
+    number = _number(value)
     try:
-        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else _number(value)
+        return datetime.fromisoformat(value).timestamp() if number is None and isinstance(value, str) else number
     except ValueError:
-        return _number(value)
+        return None
 
 
 def _flat(value: Any) -> list[Any]:

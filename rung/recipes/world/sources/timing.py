@@ -14,12 +14,23 @@ from rung.recipes.world import geometry
 from rung.recipes.world.sources.episode import Episode
 
 
-def cut(times: np.ndarray, gap_s: float) -> tuple[list[slice], int]:
-    """Stretches without a pause longer than `gap_s`, and how often time ran backwards, which ends one too."""
+def cut(times: np.ndarray, gap_s: float, breaks: np.ndarray | None = None) -> tuple[list[slice], int]:
+    """Stretches without a pause longer than `gap_s`, and how often time ran backwards, which ends one too, as do the
+    `breaks` of an episode."""
     steps = np.diff(times)
     ends = np.flatnonzero((steps > gap_s) | (steps < 0)) + 1
+    if breaks is not None:
+        ends = np.union1d(ends, breaks)
     bounds = [0, *ends.tolist(), len(times)]
     return [slice(a, b) for a, b in pairwise(bounds) if b > a], int((steps < 0).sum())
+
+
+def onward(times: np.ndarray) -> np.ndarray:
+    """The same clock, with each step back replaced by a usual step: how far apart frames were recorded."""
+    steps = np.diff(times)
+    is_back = steps < 0
+    usual_s = np.median(steps[~is_back]) if not is_back.all() else 0.0
+    return times + np.concatenate([[0.0], np.cumsum(np.where(is_back, usual_s - steps, 0.0))])
 
 
 def poses_at_frames(episode: Episode, max_gap_s: float) -> np.ndarray | None:

@@ -1,7 +1,7 @@
 """Reads a Donkey Car tub as a table: version 2 (manifest.json and catalogs) and version 1 (record_N.json).
 
-Records that the driver deleted are left out and counted. Steering is `angle`, positive to the right; `throttle` is
-positive forwards. Both are what the user did, also where a pilot drove.
+Records that the driver deleted are left out and counted; each row has its `index`, which jumps there. Steering is
+`angle`, positive to the right; `throttle` is positive forwards. Both are what the user did, also where a pilot drove.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ def read_tub(folder: Path) -> tuple[Table, int]:
     catalogs = sorted(folder.glob("catalog_*.catalog"), key=_number_in)
     records = _catalogs(catalogs) if catalogs else _records(sorted(folder.glob("record_*.json"), key=_number_in))
     deleted = _deleted(folder / "manifest.json") if catalogs else set()
-    kept = [record for number, record in enumerate(records) if record.get("_index", number) not in deleted]
-    pictured = [record for record in kept if isinstance(record.get(IMAGE), str)]
+    rows = [_row(record, number) for number, record in enumerate(records)]
+    pictured = [row for row in rows if row["index"] not in deleted and isinstance(row["image"], str)]
     if not pictured:
         raise DataError(
             f"none of the {len(records)} records in {folder} names a picture ({IMAGE}); pass --from another tub"
         )
-    return Table(folder, [_row(record) for record in pictured]), len(records) - len(pictured)
+    return Table(folder, pictured), len(records) - len(pictured)
 
 
-def _row(record: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"image": record[IMAGE]}
+def _row(record: dict[str, Any], number: int) -> dict[str, Any]:
+    index = record.get("_index")
+    row: dict[str, Any] = {"image": record.get(IMAGE), "index": index if isinstance(index, int) else number}
     if "_session_id" in record:
         row["session"] = record["_session_id"]
     for name, unit in (("_timestamp_ms", "timestamp_ms"), ("milliseconds", "timestamp_ms"), ("timestamp", "timestamp")):
@@ -53,16 +54,18 @@ def _catalogs(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def _records(paths: list[Path]) -> list[dict[str, Any]]:
-    return [_object(_text(path), str(path)) for path in paths]
+    return [{"_index": _number_in(path)[0]} | _object(_text(path), str(path)) for path in paths]
 
 
 def _deleted(manifest: Path) -> set[int]:
     """The last line of the manifest that speaks of it; a tub without a manifest has nothing deleted."""
-    found: set[int] = set()
+    found: list[Any] = []
     for number, line in enumerate(_text(manifest).split("\n") if manifest.is_file() else [], 1):
         if '"deleted_indexes"' in line:
-            found = set(_object(line, f"{manifest}, line {number}")["deleted_indexes"])
-    return found
+            found = _object(line, f"{manifest}, line {number}").get("deleted_indexes") or []
+    if not isinstance(found, list):
+        raise DataError(f"{manifest}: deleted_indexes is {found!r}, not a list; mend the tub")
+    return {index for index in found if isinstance(index, int)}
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rung.recipes.world.survey.coverage import LONG
 
 RARE = 0.1  # of the opposite way
 STILL = 0.01  # of the steps
-NEAR = 32  # frames between splits: as far as the longest memory looks back
+NEAR = 32  # frames between splits: nearer ones show much the same
 
 
 class Finding(NamedTuple):
@@ -170,7 +170,7 @@ def _judge_splits(figures: dict[str, Any]) -> list[Finding]:
     if nearest and nearest["seconds"] * figures["rate_hz"] < NEAR:
         text = (
             f"{' and '.join(nearest['splits'])} are only {nearest['seconds']:.2f} s apart in {nearest['label']}: "
-            f"a memory of {NEAR} frames reaches across."
+            "what is held out looks much like what is trained on."
         )
         findings.append(Finding("splits-near", "sure", text, "raise dataset.split_gap"))
     for each in figures["differs"]:

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from rung.data.store import Store
+from rung.data.store import Store, swap
 from rung.errors import DataError
 from rung.recipe import Report
+from rung.recipes.world.sources.timing import onward
 from rung.recipes.world.survey import coverage
 from rung.recipes.world.survey.alignment import Span, align, film_motion
 from rung.recipes.world.survey.blemishes import blemishes
@@ -141,15 +142,20 @@ def _split_figures(store: Store, split: str) -> dict[str, Any]:
 
 
 def _nearest_splits(store: Store) -> dict[str, Any] | None:
-    """The smallest pause between two records of one episode that are in different splits; None where there is none."""
-    times, found = store.arrays["times"], None
-    by_episode: dict[int, list[int]] = {}
-    for k in np.argsort(times[store.starts], kind="stable"):
-        by_episode.setdefault(store.index[k]["episode"], []).append(int(k))
-    for records in by_episode.values():
+    """The smallest pause between two records of one recording that are in different splits; None where there is none.
+
+    A recording may give several episodes; its rows follow each other, those in no record between them.
+    """
+    found = None
+    by_source: dict[int, list[int]] = {}
+    for k in np.argsort(store.starts, kind="stable"):
+        by_source.setdefault(store.index[k].get("source", store.index[k]["episode"]), []).append(int(k))
+    for records in by_source.values():
+        first, last = store.starts[records[0]], store.starts[records[-1]] + store.lengths[records[-1]]
+        clock = onward(store.arrays["times"][first:last])
         for a, b in itertools.pairwise(records):
             pair = store.index[a]["split"], store.index[b]["split"]
-            gap = float(times[store.starts[b]] - times[store.starts[a] + store.lengths[a] - 1])
+            gap = float(clock[store.starts[b] - first] - clock[store.starts[a] + store.lengths[a] - 1 - first])
             if pair[0] != pair[1] and (found is None or gap < found["seconds"]):
                 found = {"seconds": gap, "splits": list(pair), "label": store.index[a]["label"]}
     return found
@@ -172,18 +178,12 @@ def _write(out: Path, files: dict[str, str]) -> None:
     if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is not a report of rung (it has no report.json) and is left alone; move it away")
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.tmp")
-    old = beside.with_suffix(".old")
     try:
         beside.mkdir(parents=True)
         for name, text in files.items():
             (beside / name).write_text(text, "utf-8")
-        if out.exists():
-            out.rename(old)
-        beside.rename(out)
+        swap(beside, out)
     except OSError as error:
-        if old.exists() and not out.exists():
-            old.rename(out)
         raise DataError(f"cannot write {out}: {error.strerror}; free some space or choose another place") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

@@ -18,6 +18,7 @@ CONTROLS = ("forward", "strafe", "yaw", "pitch")  # ViZDoom's deltas: ahead, to 
 GLIDE = 2 / 3  # map units in a step of 2 tics per unit of control, at last: thrust 1/32 a tic, friction 0.90625
 CELL = 64.0  # side of a square of ground, in map units; the walker is 32 wide
 NEAR = 112.0  # what is nearer is looked away from
+RESTS = 1 / 250  # a step
 ROOM = np.arange(0.0, 360.0, 22.5)  # ways to choose from
 
 
@@ -56,11 +57,15 @@ class Walker:
         self.way, self.push = 0.0, np.zeros(2)  # where to go in the world; the controls of walking, smoothed
         self.patience, self.tries = 0, 0  # steps before giving up the way; steps left to open a door
         self.margin = 0.0  # how near to a wall to turn off; 0 walks into it
+        self.rest = 0  # steps left to stand still
         self.before: tuple[float, float] | None = None
 
     def step(self, pose: np.ndarray) -> tuple[list[float], bool]:
         """The controls for this pose (x, y, z, yaw, pitch, roll), and whether to try and open what is in front."""
         x, y, _, yaw, pitch, _ = map(float, pose)
+        if self.is_resting():
+            self.push *= 0.5
+            return [float(self.push[0]), float(self.push[1]), 0.0, 0.0], False
         speed = abs(self.speed.step())
         if self.is_stuck(x, y, speed):
             self.give_way(x, y)
@@ -75,6 +80,13 @@ class Walker:
             is_opening = self.tries % 4 == 0 and math.cos(off) > 0.7 and nearest(self.plan.exits, x, y)[1] > 160
         look = self.look.step() + 0.02 * pitch + (0.15 * pitch if abs(pitch) > 10 else 0.0)
         return [float(self.push[0]), float(self.push[1]), turn, look], is_opening
+
+    def is_resting(self) -> bool:
+        """Now and then one stands and looks, or a model would never learn that nothing moves when nobody does."""
+        if not self.rest and self.rng.random() < RESTS:
+            self.rest = int(self.rng.integers(15, 45))
+        self.rest = max(0, self.rest - 1)
+        return self.rest > 0
 
     def is_stuck(self, x: float, y: float, speed: float) -> bool:
         """Whether for some steps one has got far less along the way than one should have."""
