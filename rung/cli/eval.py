@@ -69,4 +69,4 @@ def print_results(results: Mapping[str, Mapping[str, float]], data: Mapping[str,
             if part not in ("loss", "targets"):
                 click.echo(f"  {part} {value:.6f}")
         for what, value in data[name]["baselines"].items():
-            click.echo(f"  {what} {value:.6f} (a baseline on the whole set)")
+            click.echo(f"  {what} {value:.6f} (a baseline of this set)")
