@@ -4,12 +4,13 @@ Gathering runs in threads: the work is numpy's and lets go of the interpreter, a
 costs more than gathering them. A batch is a function of its step, so a feed can start anywhere, drop what it has
 gathered ahead, and needs no state of its own.
 
-On CUDA the arrays go through pinned memory and their copy overlaps the step before. The pinned block is torch's own
-caching one, which is not handed out again before the copy out of it is done.
+On CUDA the arrays go through pinned memory and their copy overlaps the step before. A pinned block is not handed out
+again before the copy out of it is done.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from rung.data.buffers import is_own, page_locked
-from rung.recipe import Batch, Draw, Stream
+from rung.recipe import Arrays, Batch, Draw, Stream
 
 TASK_S = 0.001  # work that is worth handing to a thread
 TASK_STEPS = 16
@@ -85,6 +86,8 @@ class Feed:
         self._ahead: deque[_Ahead] = deque()
         self._step_s = TASK_S  # what gathering a step takes at best, as far as we know
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._sending: list[tuple[Arrays, torch.cuda.Event]] = []
+        self._sending_lock = threading.Lock()
 
     def position(self, step: int) -> int:
         """Rows seen before this step."""
@@ -140,8 +143,15 @@ class Feed:
                 arrays = self._stream.gather(rows, draw)
             begun = time.perf_counter()
             batch, copied = to_device(arrays, self._device, self._copy_stream)
+            self._hold(arrays, copied)
             micros.append(Micro(rows, draw, batch, copied, time.perf_counter() - begun))
         return micros
+
+    def _hold(self, arrays: Arrays, copied: torch.cuda.Event | None) -> None:
+        """Page-locked arrays live until their copy is done, or they would be handed out again and overwritten."""
+        if copied is not None:
+            with self._sending_lock:
+                self._sending = [pair for pair in self._sending if not pair[1].query()] + [(arrays, copied)]
 
     def _arrive(self, micros: Sequence[Micro]) -> list[Micro]:
         """Makes the device wait for the copies, not the host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -152,3 +153,29 @@ def test_close_leaves_no_thread(workers: int) -> None:
         assert set(threading.enumerate()) - before
     assert set(threading.enumerate()) - before == set()
     feed.close()  # twice does no harm
+
+
+class Event:
+    """Stands for the end of a copy to a GPU."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_what_is_being_copied_is_held_until_it_is_done() -> None:
+    """Only the time a copy takes is made up here; tests/device sends real batches."""
+    with feeding(Toy(), Cut(2, 2), workers=0) as feed:
+        first, second = Event(), Event()
+        alive = []
+        for event in (first, second):
+            rows = np.zeros(3)
+            alive.append(weakref.ref(rows))
+            feed._hold({"rows": rows}, event)  # type: ignore[arg-type]
+            del rows
+        assert all(ref() is not None for ref in alive)
+        first.is_done = True
+        feed._hold({}, Event())  # type: ignore[arg-type]  # the next batch is sent
+        assert [ref() is not None for ref in alive] == [False, True]
