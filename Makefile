@@ -1,5 +1,6 @@
 # make run   a small piano GPT, trained here and now
 # make test  everything that must hold
+# make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
 # make bench ratios against peers, measured side by side
 # make page  the web pages alone
 
@@ -10,14 +11,17 @@ INSTALLED := $(VENV)/.installed
 PAGE := rung/web/static/sources.sha256
 PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f -print)
 
-.PHONY: run test lint bench page clean
+.PHONY: run test test-doctor lint bench page clean
 
 run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
 test: $(INSTALLED) $(PAGE) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor"
+
+test-doctor: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m doctor tests/cases
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check rung tests bench

@@ -221,6 +221,7 @@ class Recipe:
     """What to subclass. Only `Config`, `streams`, `model` and `objectives` are required."""
 
     Config: ClassVar[type[Any]]  # a dataclass of the recipe's own keys, see rung.config.key
+    is_causal: ClassVar[bool] = True  # whether a prediction sees only what comes before it; false for masked models
 
     def __init__(self, cfg: Any, seed: int) -> None:
         self.cfg = cfg

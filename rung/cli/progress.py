@@ -58,7 +58,8 @@ class PlainDisplay:
 
     def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None:
         for number, (name, values) in enumerate(results.items()):
-            parts = [f"{part} {value:.4f}" for part, value in values.items() if part not in ("loss", "targets")]
+            shown = [(part, value) for part, value in values.items() if part not in ("loss", "loss_se", "targets")]
+            parts = [f"{part} {value:.4f}" for part, value in shown]
             if len(parts) > MOST_PARTS:  # all are in the record, and `rung eval` prints them
                 parts[MOST_PARTS:] = [f"{len(parts) - MOST_PARTS} more"]
             base = [f"{what} {value:.4f}" for what, value in self._baselines.get(name, {}).items()]

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from rung.runs.query import Run
 
 # Keys that change where and how a run is computed and shown, not what it learns.
-FREE = ("system.", "ddp.", "logging.", "checkpoint.", "eval_interval", "sample_interval", "sampling.")
+FREE = (
+    "system.",
+    "ddp.",
+    "logging.",
+    "guard.",
+    "signals.",
+    "checkpoint.",
+    "eval_interval",
+    "sample_interval",
+    "sampling.",
+)
 CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 
 

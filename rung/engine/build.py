@@ -130,7 +130,7 @@ def build(
         precision=precision,
         streams=streams,
         state=State(model, trained, precision.loss_scale),
-        stepper=Stepper(trained, precision, world, nominal, cfg.optimizer.grad_clip),
+        stepper=Stepper(model, trained, precision, world, nominal, cfg.optimizer.grad_clip, cfg.guard.armed_steps),
         evaluator=Evaluator(
             recipe, streams, trained[0], precision, world, cfg.data.batch_size, cfg.eval_iters, cfg.seed
         ),
@@ -199,6 +199,10 @@ def find_checkpoint(reference: str, runs_root: Path) -> Path:
 
 
 def _check_clocks(cfg: Engine, world: World) -> None:
+    if cfg.guard.policy == "rollback" and world.size > 1:
+        raise ConfigError(
+            f"guard.policy=rollback works in one process, this run has {world.size} ranks; use guard.policy=skip"
+        )
     cadences = {
         "eval_interval": cfg.eval_interval,
         "sample_interval": cfg.sample_interval,
@@ -252,7 +256,7 @@ def _trained(objective: Objective, cfg: Engine, world: World, is_training: bool)
     optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
     compiles = cfg.system.compile and is_training and not objective.modules
     loss = torch.compile(objective.loss, dynamic=False) if compiles else objective.loss
-    return Trained(objective.name, loss, parameters, optimizers, objective.every, objective.lr_scale)
+    return Trained(objective.name, loss, parameters, optimizers, objective.every, objective.lr_scale, objective.loss)
 
 
 def _compile_modules(objectives: Sequence[Objective]) -> None:

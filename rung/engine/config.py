@@ -99,6 +99,29 @@ class Logging:
 
 
 @dataclass
+class Guard:
+    policy: Literal["stop", "skip", "rollback"] = key(
+        "stop",
+        "After a step that is not finite: stop; skip its batch and go on; or go back to the last save, past the batch.",
+    )
+    armed_steps: int = key(
+        20, "Steps after a start, a resume or a spike in which updates are checked and undone if they break weights.",
+        low=0,
+    )  # fmt: skip
+    most: int = key(10, "Skips or rollbacks after which the run stops all the same.", low=1)
+
+
+@dataclass
+class Signals:
+    layers_every: int = key(20, "Steps between norms of gradient, weight and update per tensor; 0 = never.", low=0)
+    look_every: int = key(
+        100, "Steps between looks at activations and attention, on two rows of the batch; 0 = never.", low=0
+    )
+    probes: bool = key(True, "Try the size of the update, and what each declared input is worth, at some of the evals.")
+    doctor: bool = key(True, "Tell findings while the run is going on; `rung doctor` tells them any time.")
+
+
+@dataclass
 class Engine:
     """The root of the engine's keys."""
 
@@ -117,6 +140,8 @@ class Engine:
     eval_only: bool = key(False, "Evaluate init_from on every eval set, print the result as JSON, train nothing.")
     sample_interval: Budget = key("0", "Distance between samples during training; 0 = only at the end.")
     checkpoint: Checkpoint = section(Checkpoint, "Saves.")
+    guard: Guard = section(Guard, "What happens to steps that are not finite.")
+    signals: Signals = section(Signals, "What is measured besides the loss.")
     logging: Logging = section(Logging, "What is shown.")
 
     def check(self) -> Iterator[str]:

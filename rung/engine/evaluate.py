@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rung.data.prefetch import to_device
 from rung.engine.parallel import World
@@ -87,7 +87,18 @@ class Evaluator:
         names = self._same_names(sums.names)
         packed = self._world.sum_(sums.packed(names)).tolist()
         result = {name: value / count for name, (value, count) in zip(names, packed, strict=True) if count}
+        result |= self._error(sums.micros, *packed[names.index("loss")])
         return {"loss": float("nan"), **result, "targets": packed[names.index("loss")][1]}
+
+    def _error(self, batches: list[Tensor], total: float, count: float) -> dict[str, float]:
+        """The standard error of the loss, from how much batches differ: what a change must exceed to mean something."""
+        pairs = torch.stack(batches) if batches else torch.zeros(0, 2, dtype=torch.float64, device=self._world.device)
+        residuals = pairs[:, 0] - (total / count if count else 0.0) * pairs[:, 1]
+        spread = torch.stack([residuals.square().sum(), residuals.new_tensor(float(len(batches)))])
+        squares, num_batches = self._world.sum_(spread).tolist()
+        if num_batches < 2 or not count:
+            return {}
+        return {"loss_se": (squares * num_batches / (num_batches - 1)) ** 0.5 / count}
 
     def _same_names(self, names: list[str]) -> list[str]:
         """A rank without rows has seen no part; all ranks must sum the same ones."""

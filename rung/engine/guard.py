@@ -1,22 +1,39 @@
-"""Keeps a bad step from being applied.
+"""Keeps a bad step from being applied, and a run at the state before it.
 
-A fused optimizer honours `found_inf`, a tensor on the device: when it is 1 the whole update is left out there, moments
-and step number included. The latch is sticky, so that however late the host reads the signals, the weights and the
-optimizers are still exactly those before the first bad step; and it costs neither a copy nor a wait. Optimizers that do
-not know the flag make the host look at it before each update.
+Three cases, from free to dear:
+- A loss or a gradient is not finite. A fused optimizer honours `found_inf`, a tensor on the device: when it is 1 the
+  whole update is left out there, moments and step number included. The latch is sticky, so that however late the host
+  reads the signals, weights and optimizers are still exactly those before the first bad step; it costs neither a copy
+  nor a wait. Optimizers that do not know the flag make the host look at it before each update.
+- A forward moves buffers (running statistics). Those that do are few and small; they are kept while the latch is open.
+- Finite gradients make bad weights (an eps that underflows, a square that overflows). That is a matter of the first
+  steps and of wild times, so for some steps after a start and after a spike the guard is armed: weights and optimizers
+  are copied before the update and looked at after it, and a bad update is undone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class Before(NamedTuple):
+    """A copy of what an update changes."""
+
+    weights: list[Tensor]
+    optimizers: list[dict[Any, dict[str, Any]]]
 
 
 class Guard:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, model: nn.Module, armed_steps: int = 0) -> None:
         self.latch = torch.zeros((), device=device)  # one tensor for good, so that a captured graph may hold it
+        self._armed_steps, self._armed_until = armed_steps, 0
+        self._buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.numel()}
+        self._at_first: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
 
     def judge(self, is_bad: Tensor, is_fatal: Tensor) -> Tensor:
         """1 where this step must not be applied; after a fatal one, no step is."""
@@ -32,3 +49,69 @@ class Guard:
             if all_fused:
                 optimizer.found_inf = skip  # type: ignore[attr-defined]
             optimizer.step()
+
+    def open(self) -> None:
+        """Forgets a bad step: the run goes on without it."""
+        self.latch.zero_()
+
+    def arm(self, step: int) -> None:
+        """From this step on, for a while, updates are looked at."""
+        self._armed_until = max(self._armed_until, step + self._armed_steps)
+
+    def is_armed(self, step: int) -> bool:
+        return step < self._armed_until
+
+    def keep_buffers(self) -> None:
+        """Before a forward. Which buffers move is learned from the first steps, in which all are kept."""
+        if self._buffers and not self._kept:
+            self._kept = {name: buffer.clone() for name, buffer in self._buffers.items()}
+            self._at_first = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        for name, buffer in self._buffers.items():  # never by multiplication: 0 times NaN is NaN
+            self._kept[name].copy_(torch.where(self.latch > 0, self._kept[name], buffer))
+
+    def forget_still_buffers(self) -> None:
+        """After some steps: tables and masks that nothing wrote into need no copies. (Versions do not tell: those of
+        torch's own running statistics stand still.)"""
+        moved = [name for name, at_first in self._at_first.items() if not torch.equal(at_first, self._buffers[name])]
+        self._buffers, self._kept = ({name: of[name] for name in moved} for of in (self._buffers, self._kept))
+        self._at_first = {}
+
+    def restore_buffers(self) -> None:
+        for name, kept in self._kept.items():
+            self._buffers[name].copy_(kept)
+
+
+def copy_before(parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> Before:
+    weights = [parameter.detach().clone() for parameter in parameters]
+    states = [
+        {p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()} for p, state in o.state.items()}
+        for o in optimizers
+    ]
+    return Before(weights, states)
+
+
+@torch.no_grad()
+def bring_back(before: Before, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for parameter, weight in zip(parameters, before.weights, strict=True):
+        parameter.copy_(weight)
+    for optimizer, states in zip(optimizers, before.optimizers, strict=True):
+        for made in [key for key in optimizer.state if key not in states]:
+            del optimizer.state[made]  # by the step that is undone
+        for key, state in states.items():
+            optimizer.state[key].update(state)
+
+
+def not_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """(tensors,) bool: whether any element of each is NaN or infinite, or its norm overflows."""
+    return ~torch.isfinite(torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))]))
+
+
+def moments_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """The floating tensors of the optimizers' state."""
+    return [
+        value
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+    ]

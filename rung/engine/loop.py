@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 from rung.engine.budget import Agenda
 from rung.engine.build import Setup
 from rung.engine.clock import Clock
-from rung.engine.keeper import Display, Diverged, Keeper
+from rung.engine.keeper import Display, Keeper, Watch
+from rung.engine.rescue import Diverged, Rescue
 from rung.engine.signals import Signals
 from rung.engine.state import set_training
+from rung.errors import UserError
 from rung.runs.record import Record
+
+BUFFER_STEPS = 3  # after which it is known which buffers a forward writes into
 
 
 class Outcome(NamedTuple):
@@ -29,18 +33,21 @@ class Outcome(NamedTuple):
     signal: int = 0  # what stopped it
 
 
-def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
+def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None = None) -> Outcome:
     """Trains until the budget is spent or somebody stops it. Only the first rank has a record."""
     state, progress = setup.state, setup.state.progress
     clock, signals = Clock(), Signals(fixed_lag=setup.world.size > 1)
-    keeper = Keeper(setup, record, show, clock)
+    keeper, rescue = Keeper(setup, record, show, clock, watch), Rescue(setup, record)
     agenda = Agenda(setup.cfg, setup.rate, setup.num_steps, progress.elapsed_s, setup.world.agreed, setup.redo_eval_at)
     begun_s = time.monotonic() - progress.elapsed_s
     feed = setup.feed()
     set_training(state.model)
+    first_step = progress.step
+    setup.stepper.guard.arm(first_step)
     with StopRequest() as stop, QuietCollector() as collector:
-        try:
-            while True:
+        while True:
+            try:
+                progress = state.progress
                 progress.elapsed_s = time.monotonic() - begun_s
                 due = agenda.at(progress.step, progress.elapsed_s, bool(stop.name))
                 if due.anything:
@@ -55,8 +62,11 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
                 if due.sample:
                     keeper.sample()
                 if due.end:
+                    keeper.finish()
+                    feed.close()
                     return Outcome("finished")
                 if due.stop:
+                    feed.close()
                     reason = f"{stop.name or 'another rank was stopped'} at step {progress.step}"
                     return Outcome("stopped", reason, stop.number)
 
@@ -64,16 +74,40 @@ def fit(setup: Setup, record: Record | None, show: Display) -> Outcome:
                 with clock.phase("wait"):
                     micros = feed.take(step, setup.num_steps)
                 lr = setup.schedule.lr(step, progress.evals)
-                on_device = setup.stepper.step(step, micros, lr, clock)
+                rescue.remember(step, micros, lr)
+                scalars, tables = keeper.look(step, micros)
+                measures = keeper.measures(step)
+                scalars |= setup.stepper.step(step, micros, lr, clock, measures)
+                if measures:
+                    first, layers = keeper.layers()
+                    scalars, tables = scalars | first, tables | layers
+                host = keeper.host_row(step, lr, micros)
                 progress.step += 1
                 progress.position += setup.cut.rows_per_step
-                signals.push(step, keeper.host_row(lr, micros), on_device)
+                signals.push(step, host, scalars, tables)
                 keeper.log(signals.ready())
+                keeper.compare_ranks(progress.step)
                 collector.after_step(step)
-        except Diverged as error:
-            return Outcome("diverged", str(error))
-        finally:
-            feed.close()
+                if step == first_step + BUFFER_STEPS:
+                    setup.stepper.guard.forget_still_buffers()
+            except Diverged as error:
+                feed.close()
+                signals.drop()
+                told = rescue.after(error)
+                if not told:
+                    keeper.finish()
+                    return Outcome("diverged", str(error))
+                show.say(told)
+                keeper.rewound()
+                feed = setup.feed()
+            except BaseException as error:
+                feed.close()
+                if isinstance(error, Exception) and not isinstance(error, UserError):
+                    # What a step raised has not been applied: it can be run again, with a debugger or to find the row.
+                    place = rescue.keep(progress.step, f"{type(error).__name__}: {error}", error=str(error))
+                    if place:
+                        error.add_note(f"the step is kept in {place}; `rung replay` names the operation and the row")
+                raise
 
 
 class StopRequest:

@@ -50,6 +50,21 @@ class World:
             return flag
         return step % AGREE_STEPS == 0 and bool(self.sum_(torch.tensor(float(flag), device=self.device)).item())
 
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def differing(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Numbers of the tensors that are not the same on all ranks, to the bit. Every rank must ask."""
+        if self.size == 1:
+            return []
+        mine = torch.stack([torch.hash_tensor(tensor.detach()) for tensor in tensors]).view(torch.int64)
+        everybody = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everybody, mine)
+        is_same = (torch.stack(everybody) == mine).all(dim=0)
+        return [number for number, same in enumerate(is_same.tolist()) if not same]
+
     def leave(self) -> None:
         if self.size > 1:
             dist.destroy_process_group()

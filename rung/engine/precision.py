@@ -48,10 +48,13 @@ class LossScale:
         self.scale = torch.tensor(self.START, device=device)
         self._good_steps = torch.zeros((), device=device)
 
-    def update(self, is_bad: Tensor) -> None:
+    def update(self, is_bad: Tensor, latch: Tensor) -> None:
+        """Once the latch is shut the scale stands still: it belongs to the state before the bad step."""
         grows = ~is_bad & (self._good_steps + 1 >= self.GROWTH_STEPS)
-        self._good_steps = torch.where(is_bad | grows, 0.0, self._good_steps + 1)
-        self.scale = torch.where(is_bad, self.scale * 0.5, torch.where(grows, self.scale * 2.0, self.scale))
+        good = torch.where(is_bad | grows, 0.0, self._good_steps + 1)
+        scale = torch.where(is_bad, self.scale * 0.5, torch.where(grows, self.scale * 2.0, self.scale))
+        self._good_steps = torch.where(latch > 0, self._good_steps, good)
+        self.scale = torch.where(latch > 0, self.scale, scale)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"scale": self.scale, "good_steps": self._good_steps}

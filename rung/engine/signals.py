@@ -1,15 +1,15 @@
 """Brings a step's numbers from the device to the record without making the device wait.
 
 A step leaves its scalars as tensors. Here they are packed into one, copied in the background and read a step or two
-later, when the copy is done. On the CPU there is nothing to wait for and the row is ready at once. Non-finite numbers
-are passed on as they are.
+later, when the copy is done. On the CPU there is nothing to wait for and the row is ready at once. Numbers per layer
+travel the same way, at the steps that have some. Non-finite numbers are passed on as they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,27 @@ from torch import Tensor
 LAG = 4  # steps a row may stay unread before the host waits for it
 
 
+class Layered(NamedTuple):
+    """A table on its way: one number per name and column."""
+
+    names: Sequence[str]
+    columns: Mapping[str, Tensor | Sequence[float]]
+
+
+class Row(NamedTuple):
+    """What a step left behind, on the host."""
+
+    step: int
+    values: dict[str, float]
+    tables: dict[str, tuple[list[str], dict[str, list[float]]]]
+
+
 class _Pending(NamedTuple):
     step: int
     host: dict[str, float]
     names: list[str]
     values: Tensor
+    tables: dict[str, Layered]
     copied: torch.cuda.Event | None
 
 
@@ -32,17 +48,28 @@ class Signals:
         self._pending: deque[_Pending] = deque()
         self._fixed_lag = fixed_lag
 
-    def push(self, step: int, host: Mapping[str, float], device: Mapping[str, Tensor]) -> None:
+    def push(
+        self,
+        step: int,
+        host: Mapping[str, float],
+        device: Mapping[str, Tensor],
+        tables: Mapping[str, Layered] = {},
+    ) -> None:
         wide = torch.float32 if any(value.device.type == "mps" for value in device.values()) else torch.float64
         packed = torch.stack([value.detach().to(wide).reshape(()) for value in device.values()])
         copied = None
         if packed.device.type == "cuda":
             packed = packed.to("cpu", non_blocking=True)
+            tables = {kind: _sent(table) for kind, table in tables.items()}
             copied = torch.cuda.Event()
             copied.record()
-        self._pending.append(_Pending(step, dict(host), list(device), packed, copied))
+        self._pending.append(_Pending(step, dict(host), list(device), packed, dict(tables), copied))
 
-    def ready(self, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
+    def drop(self) -> None:
+        """Forgets what has not been read: steps after a bad one changed nothing and count for nothing."""
+        self._pending.clear()
+
+    def ready(self, wait: bool = False) -> Iterator[Row]:
         """Rows whose numbers have arrived, oldest first."""
         while self._pending:
             row = self._pending[0]
@@ -53,7 +80,23 @@ class Signals:
             if row.copied is not None:
                 row.copied.synchronize()
             self._pending.popleft()
-            yield row.step, {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}
+            values = {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}
+            yield Row(row.step, values, {kind: _listed(table) for kind, table in row.tables.items()})
+
+
+def _sent(table: Layered) -> Layered:
+    columns = {
+        name: column.to("cpu", non_blocking=True) if isinstance(column, Tensor) else column
+        for name, column in table.columns.items()
+    }
+    return Layered(table.names, columns)
+
+
+def _listed(table: Layered) -> tuple[list[str], dict[str, list[float]]]:
+    columns = {
+        name: column.tolist() if isinstance(column, Tensor) else list(column) for name, column in table.columns.items()
+    }
+    return list(table.names), columns
 
 
 def _divide(values: dict[str, float]) -> dict[str, float]:
@@ -68,4 +111,5 @@ def _divide(values: dict[str, float]) -> dict[str, float]:
             row[name] = value
     row.setdefault("loss", math.nan)  # a step without any target
     row["targets"] = values.get("loss/count", 0.0)
+    row.setdefault("targets_min", row["targets"])
     return row

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rung.data.prefetch import Micro
 from rung.engine.clock import Clock
-from rung.engine.guard import Guard
+from rung.engine.guard import Before, Guard, bring_back, copy_before, moments_of, not_finite
+from rung.engine.layers import Layers
 from rung.engine.optim import set_lr
 from rung.engine.parallel import World
 from rung.engine.precision import Precision
@@ -40,6 +41,11 @@ class Trained:
     optimizers: list[torch.optim.Optimizer]
     every: int = 1
     lr_scale: float = 1.0
+    eager: Callable[[Batch, Draw], Loss] | None = None  # as it was written, where `loss` is compiled
+
+    @property
+    def plain_loss(self) -> Callable[[Batch, Draw], Loss]:
+        return self.eager or self.loss
 
 
 class Ready(NamedTuple):
@@ -48,13 +54,20 @@ class Ready(NamedTuple):
     objective: Trained
     norm: Tensor  # before clipping
     clipped: Tensor  # after
+    norms: Tensor  # of each gradient, before clipping; parameters without one are left out
     names: list[str]
     packed: Tensor  # (names, 2) sums and counts over all ranks; the first is the loss
+    micros: list[Tensor]  # (2,) sum and count of each micro of this rank
 
     def signals(self) -> dict[str, Tensor]:
         signals = {"norm": self.norm, "norm_clipped": self.clipped}
         for name, (value, count) in zip(self.names, self.packed, strict=True):
             signals[f"{name}/sum"], signals[f"{name}/count"] = value, count
+        if len(self.micros) > 1:
+            sums, counts = torch.stack(self.micros).unbind(dim=1)
+            is_bad = ~torch.isfinite(sums)
+            signals["targets_min"] = counts.min()
+            signals["bad_micro"] = torch.where(is_bad.any(), is_bad.int().argmax(), -1)
         return signals
 
 
@@ -62,28 +75,67 @@ class Stepper:
     """Takes steps. Besides what it was given it holds the guard, which remembers that a step was bad."""
 
     def __init__(
-        self, objectives: Sequence[Trained], precision: Precision, world: World, nominal: float, grad_clip: float
+        self,
+        model: nn.Module,
+        objectives: Sequence[Trained],
+        precision: Precision,
+        world: World,
+        nominal: float,
+        grad_clip: float,
+        armed_steps: int = 0,
     ) -> None:
         self.objectives = objectives
-        self.guard = Guard(world.device)
+        self.guard = Guard(world.device, model, armed_steps)
+        self.layers = Layers(model, objectives)
+        self.broken: list[str] = []  # tensors that the last armed update would have broken
         self._precision, self._world = precision, world
         self._nominal, self._grad_clip = nominal, grad_clip
 
-    def step(self, step: int, micros: Sequence[Micro], lr: float, clock: Clock) -> dict[str, Tensor]:
-        """Updates the weights in place; returns the signals of the step as tensors that nobody has waited for."""
+    def step(
+        self, step: int, micros: Sequence[Micro], lr: float, clock: Clock, measures: bool = False
+    ) -> dict[str, Tensor]:
+        """Updates the weights in place; returns the signals of the step as tensors that nobody has waited for.
+
+        With `measures` the norms of each tensor are left in `layers.measured`.
+        """
         due = [objective for objective in self.objectives if step % objective.every == 0]
         with clock.phase("forward_backward"):
-            sums = [self._backward(objective, micros) for objective in due]
+            self.guard.keep_buffers()
+            sums = [self._backward(objective, micros, measures and n == 0) for n, objective in enumerate(due)]
         with clock.phase("update"):
             ready = [self._finish(objective, added) for objective, added in zip(due, sums, strict=True)]
+            before = self._copy(due) if self.guard.is_armed(step) else None
+            if measures:
+                self.layers.begin(due, None if before is None else before.weights)
             verdict = self._update(ready, lr)
-        return verdict | _merge(ready)
+            if before is not None:
+                self._undo_if_broken(due, before)
+            if measures:
+                self.layers.end({one.objective.name: one.norms for one in ready})
+            for objective in due:
+                for parameter in objective.parameters:
+                    parameter.grad = None
+        return verdict | {"diverged": self.guard.latch.clone()} | _merge(ready)
 
-    def _backward(self, objective: Trained, micros: Sequence[Micro]) -> Sums:
+    def _copy(self, due: Sequence[Trained]) -> Before:
+        return copy_before([p for o in due for p in o.parameters], [x for o in due for x in o.optimizers])
+
+    def _undo_if_broken(self, due: Sequence[Trained], before: Before) -> None:
+        """An armed update that made weights or moments non-finite is taken back. Here the host waits."""
+        parameters, optimizers = [p for o in due for p in o.parameters], [x for o in due for x in o.optimizers]
+        bad = not_finite(parameters)
+        is_bad = bad.any() | not_finite([*moments_of(optimizers), self.guard.latch]).any()
+        if not is_bad.item():
+            return
+        self.broken = self.layers.names_of([p for p, b in zip(parameters, bad.tolist()) if b]) or ["optimizer state"]
+        bring_back(before, parameters, optimizers)
+        self.guard.latch.fill_(1.0)
+
+    def _backward(self, objective: Trained, micros: Sequence[Micro], measures: bool = False) -> Sums:
         """Gradients of sum / nominal in .grad, and the sums and counts of this rank."""
         sums = Sums(self._world.device)
         loss_scale = self._precision.loss_scale
-        for micro in micros:
+        for number, micro in enumerate(micros):
             seed_torch(objective.name, micro.draw)
             with self._precision.autocast():
                 loss = objective.loss(micro.batch, micro.draw)
@@ -93,6 +145,11 @@ class Stepper:
             # Only this objective's parameters: a generator's loss flows through the discriminator and leaves it alone.
             torch.autograd.backward(scaled, inputs=objective.parameters if len(self.objectives) > 1 else None)
             sums.add(loss)
+            if measures and number == 0 and len(micros) > 1:
+                per_target = self._nominal / sums.packed(["loss"])[0, 1].clamp(min=1.0)
+                if loss_scale is not None:
+                    per_target = per_target / loss_scale.scale
+                self.layers.note_first(objective, per_target)
         return sums
 
     def _finish(self, objective: Trained, sums: Sums) -> Ready:
@@ -108,12 +165,13 @@ class Stepper:
         factor = (self._nominal / torch.where(count > 0, count, 1.0)).float()
         if self._precision.loss_scale is not None:
             factor = factor / self._precision.loss_scale.scale
-        norm = torch.nn.utils.get_total_norm(gradients) * factor
+        norms = _norms(gradients)
+        norm = torch.linalg.vector_norm(norms) * factor
         shrink = torch.ones_like(norm)
         if self._grad_clip > 0:
             shrink = (self._grad_clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor * shrink)
-        return Ready(objective, norm, norm * shrink, sums.names, packed)
+        return Ready(objective, norm, norm * shrink, norms * factor, sums.names, packed, sums.micros)
 
     def _update(self, ready: Sequence[Ready], lr: float) -> dict[str, Tensor]:
         """Applies the step, unless it is bad; says so in `skipped` and, when training cannot go on, in `diverged`."""
@@ -124,15 +182,20 @@ class Stepper:
         if loss_scale is not None:  # an overflow of gradients is calibration, as long as there is room below
             is_fatal = bad_loss | (is_bad & (loss_scale.scale < 1.0))
             signals["scale"] = loss_scale.scale
-            loss_scale.update(is_bad)
         skip = self.guard.judge(is_bad, is_fatal)
-        for objective, _, _, _, packed in ready:
-            set_lr(objective.optimizers, lr * objective.lr_scale)
-            is_empty = (packed[0, 1] == 0).to(skip.dtype)  # no target, no update: not even the decay
-            self.guard.apply(objective.optimizers, torch.maximum(skip, is_empty))
-            for parameter in objective.parameters:
-                parameter.grad = None
-        return signals | {"skipped": skip, "diverged": self.guard.latch.clone()}
+        if loss_scale is not None:
+            loss_scale.update(is_bad, self.guard.latch)
+        for one in ready:
+            set_lr(one.objective.optimizers, lr * one.objective.lr_scale)
+            is_empty = (one.packed[0, 1] == 0).to(skip.dtype)  # no target, no update: not even the decay
+            self.guard.apply(one.objective.optimizers, torch.maximum(skip, is_empty))
+        return signals | {"skipped": skip}
+
+
+def _norms(gradients: Sequence[Tensor]) -> Tensor:
+    """(gradients,) the norm of each, on one device."""
+    norms = torch._foreach_norm(list(gradients)) if gradients else [torch.zeros(())]
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
 
 
 def _merge(ready: Sequence[Ready]) -> dict[str, Tensor]:

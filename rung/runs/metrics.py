@@ -136,6 +136,18 @@ def read_columns(
     return columns
 
 
+def superseded_rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """step -> the rows of that step that a resume took again, oldest first: what it was, to compare with what it is."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path, end in _spans(folder):
+        if end is None:
+            continue
+        for row in _decoded(path, _ROW, Faults()):
+            if row["step"] >= end:
+                found.setdefault(row["step"], []).append({key: _float(value) for key, value in row.items()})
+    return found
+
+
 def tail(folder: Path, cursor: Cursor = (0, 0)) -> tuple[list[dict[str, Any]], Cursor]:
     """The rows that were appended since `cursor`, and the next cursor; for a page that follows a running run.
 

@@ -29,6 +29,7 @@ from rung.runs.files import LineFile, locked, plain, read_json, refused, to_json
 from rung.runs.metrics import MetricsWriter, Number, last_row, next_segment
 from rung.runs.process import HEARTBEAT, liveness, this_process
 from rung.runs.provenance import snapshot
+from rung.runs.tables import TablesWriter
 
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
@@ -46,6 +47,7 @@ class Record:
         self.last_step: int | None = document.get("last_step")
         self._document = document
         self._metrics = MetricsWriter(path / "metrics", segment)
+        self._tables = TablesWriter(path / "tables", segment)
         self._events = LineFile(path / "events.ndjson")
         self._heartbeat = path / HEARTBEAT
         self._has_rows = False
@@ -158,6 +160,10 @@ class Record:
             self._note_first(step)
         self.beat()
 
+    def table(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
+        """Numbers per layer at a step; see tables.py."""
+        self._tables.add(kind, step, names, columns)
+
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """One line of events.ndjson: an eval, a save, a skip, a finding, a sample, a note."""
         head: dict[str, Any] = {"kind": kind, "step": step, "unix_s": time.time(), "segment": self.segment}
@@ -166,6 +172,18 @@ class Record:
     def update(self, **fields: Any) -> None:
         """Replaces fields of run.json; all other fields stay, whoever wrote them."""
         self._document = amend(self.path, **fields)
+
+    def rewind(self) -> None:
+        """Goes on in a new segment of this attempt: what it logs from now on replaces later steps of the old one."""
+        self._metrics.close()
+        self._tables.close()
+        self.segment = next_segment(self.path / "metrics")
+        now = utc_now()
+        part = {**self._document["segments"][-1], "number": self.segment, "started": now, "first_step": None}
+        self.update(segments=[*self._document["segments"], part])
+        self._metrics = MetricsWriter(self.path / "metrics", self.segment)
+        self._tables = TablesWriter(self.path / "tables", self.segment)
+        self._has_rows = False
 
     def finish(self, status: str, **fields: Any) -> None:
         """Says how the run ended: finished, stopped, crashed or diverged."""
@@ -179,6 +197,7 @@ class Record:
     def close(self) -> None:
         """Lets go of the files without a word about the end; a run left like this is shown as vanished."""
         self._metrics.close()
+        self._tables.close()
         self._events.close()
 
     def beat(self) -> None:

@@ -163,6 +163,8 @@ def test_eval_is_exact_and_repeatable(case: Case) -> None:
     other = case.setup("data.batch_size=3")
     for name, values in other.evaluator.run(other.state.model).items():
         for part, value in values.items():
+            if part == "loss_se":  # estimated from how much batches differ, so it moves a little with their size
+                continue
             assert value == pytest.approx(first[name][part], rel=1e-6, abs=1e-7), (name, part)
 
 

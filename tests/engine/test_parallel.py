@@ -29,6 +29,7 @@ def test_two_ranks_equal_one(piano_data: Path, tmp_path: Path) -> None:
         "train", "piano", f"dataset.base_dataset_name={piano_data}", "model.n_layer=1", "model.n_head=1",
         "model.n_embd=16", "data.context_size=32", "data.batch_size=4", "optimizer.gradient_accumulation_steps=2",
         "optimizer.max_iters=6", "lr.warmup_iters=2", "eval_interval=3", "sampling.num_tokens=4", "system.device=cpu",
+        "signals.probes=false",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launch = ["-m", "rung"]

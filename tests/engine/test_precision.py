@@ -19,7 +19,7 @@ def test_the_scale_follows_torch(overflows: list[bool]) -> None:
     ours.GROWTH_STEPS = 3  # type: ignore[misc]
     theirs, tracker = torch.tensor(LossScale.START), torch.tensor(0, dtype=torch.int32)
     for is_bad in overflows:
-        ours.update(torch.tensor(is_bad))
+        ours.update(torch.tensor(is_bad), torch.zeros(()))
         torch._amp_update_scale_(theirs, tracker, torch.tensor(float(is_bad)), 2.0, 0.5, 3)
         assert ours.scale.item() == theirs.item()
     again = LossScale(CPU)

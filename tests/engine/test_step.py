@@ -50,7 +50,7 @@ def stepper(
     objective = Objective("squares", parameters, squares(model), hidden=hidden)  # type: ignore[arg-type]
     optimizers = build_optimizers(objective, parameters, config(name=name), CPU)
     trained = Trained("squares", objective.loss, parameters, optimizers)
-    return Stepper([trained], Precision(dtype, CPU), World(0, 1, CPU), nominal, clip), trained
+    return Stepper(model, [trained], Precision(dtype, CPU), World(0, 1, CPU), nominal, clip), trained
 
 
 def micros(cuts: Sequence[int], scale: float = 1.0) -> list[Micro]:

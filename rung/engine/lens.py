@@ -1,0 +1,260 @@
+"""Watches one eager forward from outside: what went into tables of embeddings, attention and loss functions, and where.
+
+It knows no model. It sees the calls that torch's own functions get, and which module was at work at that moment, so it
+serves any recipe: pre-flight asks it which ids were looked up and which targets were judged, signals ask it how large
+attention logits are. What nothing of torch computes (a kernel of one's own) is not seen. All that was seen is kept in
+lists; whoever has no room for that overrides `note` and takes numbers of it at once.
+
+The surprising thing: it must run on the eager model. Inside a compiled graph there are no calls to see; `Trained.eager`
+is the loss before compilation, and `eval_mode` takes compiled forwards off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+JUDGES = {
+    F.cross_entropy: "cross_entropy", F.nll_loss: "nll_loss", F.mse_loss: "mse_loss", F.l1_loss: "l1_loss",
+    F.smooth_l1_loss: "smooth_l1_loss", F.huber_loss: "huber_loss", F.binary_cross_entropy: "binary_cross_entropy",
+    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits", F.kl_div: "kl_div",
+}  # fmt: skip
+RECTIFIERS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6}  # a leaky one cannot die
+SQUASHERS = {torch.tanh: "tanh", Tensor.tanh: "tanh", torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid"}
+SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
+
+
+class Lookup(NamedTuple):
+    """Rows taken from a table of embeddings."""
+
+    module: str
+    ids: Tensor
+    num_rows: int
+
+
+class Judged(NamedTuple):
+    """Predictions and targets as a loss function got them."""
+
+    module: str
+    function: str
+    predictions: Tensor
+    targets: Tensor
+    ignore_index: int | None
+    weight: Tensor | None
+
+
+class Attended(NamedTuple):
+    """One call of attention: queries and keys, (..., T, D) and (..., S, D), or the logits (..., T, S) themselves."""
+
+    module: str
+    queries: Tensor | None
+    keys: Tensor | None
+    scale: float
+    is_causal: bool
+    mask: Tensor | None
+    logits: Tensor | None = None
+
+
+class Squashed(NamedTuple):
+    """The output of a rectifier (`relu`), a tanh or a sigmoid."""
+
+    module: str
+    function: str
+    output: Tensor
+
+
+class Passed(NamedTuple):
+    """A module that was called: its first tensor in, and out."""
+
+    module: str
+    entered: Tensor | None
+    left: Tensor
+
+
+class Dropped(NamedTuple):
+    """A dropout that was at work, of its own or inside attention."""
+
+    module: str
+    share: float
+
+
+Seen = Lookup | Judged | Attended | Squashed | Passed | Dropped
+
+
+class Lens(TorchFunctionMode):
+    """`with Lens(model) as lens: loss = objective.eager(batch, draw)`; then read what it saw, in order of calls."""
+
+    def __init__(self, model: nn.Module, keeps_modules: bool = False) -> None:
+        super().__init__()
+        self.lookups: list[Lookup] = []
+        self.judged: list[Judged] = []
+        self.attended: list[Attended] = []
+        self.squashed: list[Squashed] = []
+        self.passed: list[Passed] = []
+        self.dropped: list[Dropped] = []
+        self._names = {module: name for name, module in model.named_modules()}
+        self._keeps_modules = keeps_modules
+        self._stack: list[str] = []
+        self._handles: list[Any] = []
+
+    @property
+    def module(self) -> str:
+        """The module at work; empty outside of all."""
+        return self._stack[-1] if self._stack else ""
+
+    def __enter__(self) -> Lens:
+        for module, name in self._names.items():
+            self._handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
+            self._handles.append(module.register_forward_hook(self._leaving(name), always_call=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stack.clear()
+
+    def note(self, seen: Seen) -> None:
+        """Keeps what was seen, at the moment it is."""
+        kept: dict[type, list[Any]] = {
+            Lookup: self.lookups, Judged: self.judged, Attended: self.attended, Squashed: self.squashed,
+            Passed: self.passed, Dropped: self.dropped,
+        }  # fmt: skip
+        kept[type(seen)].append(seen)
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(name)
+
+        return enter
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if self._stack and self._stack[-1] == name:
+                self._stack.pop()
+            left = first_tensor([output])
+            if self._keeps_modules and left is not None and left.is_floating_point():
+                self.note(Passed(name, first_tensor(args), left.detach()))
+
+        return leave
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._note_inputs(function, args, kwargs)
+        result = function(*args, **kwargs)
+        if function in RECTIFIERS:
+            self.note(Squashed(self.module, "relu", result.detach()))
+        elif function in SQUASHERS:
+            self.note(Squashed(self.module, SQUASHERS[function], result.detach()))
+        return result
+
+    def _note_inputs(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if (looked_up := _looked_up(function, args, kwargs)) is not None and looked_up.is_table:
+            self.note(Lookup(self.module, looked_up.ids.detach(), looked_up.num_rows))
+        elif function is F.scaled_dot_product_attention:
+            query, key = _argument(args, kwargs, 0, "query"), _argument(args, kwargs, 1, "key")
+            scale = kwargs.get("scale") or query.shape[-1] ** -0.5
+            is_causal = bool(_argument(args, kwargs, 5, "is_causal"))
+            mask = _argument(args, kwargs, 3, "attn_mask")
+            self._note_dropout(_argument(args, kwargs, 4, "dropout_p"))
+            self.note(Attended(self.module, query.detach(), key.detach(), scale, is_causal, mask))
+        elif function in SOFTMAXES and args[0].dim() == 4 and _argument(args, kwargs, 1, "dim") in (-1, 3):
+            self.note(Attended(self.module, None, None, 1.0, False, None, args[0].detach()))
+        elif function in DROPOUTS and _argument(args, kwargs, 2, "training") is not False:
+            self._note_dropout(_argument(args, kwargs, 1, "p"))
+        elif function in JUDGES:
+            self.note(
+                Judged(
+                    self.module,
+                    JUDGES[function],
+                    args[0] if args else kwargs["input"],  # attached: somebody may ask for its gradient
+                    _argument(args, kwargs, 1, "target").detach(),
+                    kwargs.get("ignore_index", -100) if function in (F.cross_entropy, F.nll_loss) else None,
+                    _argument(args, kwargs, 2, "weight"),
+                )
+            )
+
+    def _note_dropout(self, share: float | None) -> None:
+        if share:
+            self.note(Dropped(self.module, share))
+
+
+class OutOfRange(Exception):
+    """An id or a label for which there is no row or no class; `place` counts through the tensor it was found in."""
+
+    def __init__(self, what: str, module: str, value: int, limit: int, place: int, num_values: int) -> None:
+        super().__init__(f"{what} {value} in {module or 'the loss'}, which has {limit}")
+        self.what, self.module, self.value, self.limit = what, module, value, limit
+        self.place, self.num_values = place, num_values
+
+
+class WaryLens(Lens):
+    """Looks before it calls: raises OutOfRange in place of a call that would end a process on CUDA."""
+
+    def _note_inputs(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if (looked_up := _looked_up(function, args, kwargs)) is not None:
+            self._refuse("id", looked_up.ids, looked_up.lowest, looked_up.num_rows)
+        super()._note_inputs(function, args, kwargs)
+        if function in (F.cross_entropy, F.nll_loss) and not self.judged[-1].targets.is_floating_point():
+            judged = self.judged[-1]
+            is_ignored = judged.targets.eq(judged.ignore_index if judged.ignore_index is not None else -100)
+            self._refuse("label", judged.targets.masked_fill(is_ignored, 0), 0, num_classes(judged))
+
+    def _refuse(self, what: str, ids: Tensor, lowest: int, limit: int) -> None:
+        ids = ids.detach().long().flatten()  # comparing is not made for every small dtype
+        is_bad = (ids < lowest) | (ids >= limit)
+        if is_bad.any():
+            place = int(is_bad.int().argmax())
+            raise OutOfRange(what, self.module, int(ids[place]), limit, place, len(ids))
+
+
+def num_classes(judged: Judged) -> int:
+    """Of a cross entropy; classes are the second axis where there is one."""
+    return judged.predictions.shape[min(1, judged.predictions.dim() - 1)]
+
+
+class _LookedUp(NamedTuple):
+    ids: Tensor
+    num_rows: int
+    lowest: int  # of the ids that are legal: a bracket takes negative ones
+    is_table: bool  # of trained rows, rather than any tensor
+
+
+def _looked_up(function: Any, args: Any, kwargs: dict[str, Any]) -> _LookedUp | None:
+    """The ids of a call that takes rows by number; None for every other call."""
+    if function is F.embedding:
+        ids, table = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
+        return _LookedUp(ids, table.shape[0], 0, True)
+    if function is torch.embedding:
+        return _LookedUp(args[1], args[0].shape[0], 0, True)
+    if function is Tensor.__getitem__ and isinstance(args[1], Tensor):
+        table, ids = args
+        if ids.is_floating_point() or ids.dtype in (torch.bool, torch.uint8) or not table.dim():
+            return None
+        return _LookedUp(ids, table.shape[0], -table.shape[0], isinstance(table, nn.Parameter) and table.dim() == 2)
+    if function in (torch.index_select, Tensor.index_select) and _argument(args, kwargs, 1, "dim") == 0:
+        table, ids = args[0], _argument(args, kwargs, 2, "index")
+        return _LookedUp(ids, table.shape[0], 0, isinstance(table, nn.Parameter) and table.dim() == 2)
+    return None
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, dict):
+        values = values.values()
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        return next((found for value in values if (found := first_tensor(value)) is not None), None)
+    return None
+
+
+def _argument(args: Any, kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
