@@ -17,6 +17,7 @@ from rung.errors import UserError
 
 VERBS = {
     "data": "Prepare, describe or verify a data set.",
+    "check": "Look for mistakes before training: data, loss, schedule, memory.",
     "train": "Train a recipe; every run is recorded.",
     "resume": "Go on with a run that was stopped or killed.",
     "eval": "Evaluate a run on its eval sets.",
@@ -24,6 +25,8 @@ VERBS = {
     "play": "Walk in a learned world.",
     "ls": "List runs.",
     "show": "Show one run: what it was, what happened, what to look at.",
+    "doctor": "Say why a run is sick, with evidence and what to try.",
+    "replay": "Run one step again: find where a NaN came from.",
     "export": "Write a run's model for other programs.",
     "config": "Print the keys of a recipe with their values, sources and meaning.",
     "recipes": "List the recipes and their presets.",

@@ -15,6 +15,9 @@ from rung.errors import UserError
 from rung.recipes import short_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rung.doctor.preflight.result import Result
     from rung.engine.build import Setup
     from rung.runs.record import Record
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 @click.option("--why", help="What this run is to find out; kept with it.")
 @click.option("--experiment", help="The series to file the run under; default: the parent's, else the recipe's name.")
 @click.option("--tag", "tags", multiple=True, help="A word to find the run by; may be repeated.")
+@click.option(
+    "--check/--no-check", "checks", default=True, help="Look for mistakes before step 0, as `rung check` does."
+)
 @runs_option
 def command(
     recipe: str | None,
@@ -36,6 +42,7 @@ def command(
     why: str | None,
     experiment: str | None,
     tags: tuple[str, ...],
+    checks: bool,
     runs_root: Path,
 ) -> None:
     """Train RECIPE and record everything about it under runs/.
@@ -64,7 +71,7 @@ def command(
     if recipe is None:
         raise UserError("which recipe? (`rung recipes` lists them), or --from RUN")
     resolved = resolve(recipe, words, files, base)
-    train(recipe, resolved, runs_root, experiment or short_name(recipe), parent, why, tags, before)
+    train(recipe, resolved, runs_root, experiment or short_name(recipe), parent, why, tags, before, checks)
 
 
 def train(
@@ -76,6 +83,7 @@ def train(
     why: str | None,
     tags: tuple[str, ...],
     before: dict[str, Any] | None,
+    checks: bool = True,
 ) -> None:
     from rung.engine.build import build
     from rung.runs.record import Record
@@ -87,6 +95,7 @@ def train(
 
         print_results(setup.evaluator.run(setup.state.model), setup.data, as_json=True)
         return
+    looked = check_before(setup, recipe) if checks else []
     record = None
     if setup.world.is_first:
         record = Record.create(
@@ -105,7 +114,38 @@ def train(
             tags=tags,
             code_root=Path.cwd(),
         )
-    follow(setup, record, "" if record is None else header(record.id, resolved, setup, parent, why, before))
+    if record is None:
+        follow(setup, None, "")
+        return
+    if looked:
+        record.event("check", results=[result._asdict() for result in looked])
+    words = header(record.id, resolved, setup, parent, why, before)
+    follow(setup, record, "\n  ".join([words, *_told(looked)]))
+
+
+def check_before(setup: Setup, recipe: str) -> list[Result]:
+    """The quick form of `rung check`; refuses to start a run that cannot become anything."""
+    if setup.world.size > 1:  # ranks would have to take part in what looks at gradients
+        return []
+    from rung.doctor.preflight.checks import quick
+
+    results = quick(setup, recipe)
+    failed = [result for result in results if result.level == "fail"]
+    if failed:
+        lines = "\n".join(f"  {one.name}: {one.seen}; {one.remedy}" for one in failed)
+        raise UserError(
+            f"{len(failed)} of {len(results)} checks before step 0 failed; nothing was started:\n{lines}\n"
+            f"`rung check {recipe}` shows them all; --no-check trains all the same"
+        )
+    return results
+
+
+def _told(results: Sequence[Result]) -> list[str]:
+    """One line on the checks, and one for each that has something to say."""
+    warned = [result for result in results if result.level == "warn"]
+    num_passed = sum(result.level == "pass" for result in results)
+    line = f"{num_passed} checks passed" + (f", {len(warned)} with a warning" if warned else "")
+    return [line, *(f"warning: {one.name}: {one.seen}; {one.remedy}" for one in warned)] if results else []
 
 
 def header(
@@ -128,6 +168,7 @@ def header(
 def follow(setup: Setup, record: Record | None, first_words: str) -> None:
     """Trains with a display and ends the record with what became of it."""
     from rung.cli.progress import PlainDisplay, Silent, make_display
+    from rung.doctor.live import watch_of
     from rung.engine.loop import Outcome, fit
 
     outcome = Outcome("crashed", "an error of rung or of the recipe")
@@ -137,7 +178,7 @@ def follow(setup: Setup, record: Record | None, first_words: str) -> None:
             baselines = {name: described["baselines"] for name, described in setup.data.items()}
             show = make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
             show.say(first_words)
-        outcome = fit(setup, record, show)
+        outcome = fit(setup, record, show, None if record is None else watch_of(record.path))
     except UserError as error:  # a full disk, say: the run can go on once it is mended
         outcome = Outcome("stopped", str(error))
         raise
@@ -210,9 +251,25 @@ def closing(setup: Setup, record: Record, outcome: Any) -> str:
         again = f"go on with `rung resume {name}` (saved at step {saves[-1]})" if saves else "nothing was saved"
         lines.append(again)
     if outcome.status == "diverged":
-        kept = f"the save of step {saves[-1]} is from before it" if saves else "nothing was saved before it"
-        lines.append(f"{kept}; try a lower lr.learning_rate: `rung train --from {name} lr.learning_rate=...`")
+        lines += _diverged(record, name, saves)
     return "\n".join(lines)
+
+
+def _diverged(record: Record, name: str, saves: list[int]) -> list[str]:
+    """The first diagnosis, and what to type to know more."""
+    from rung.runs.query import Run
+    from rung.runs.record import read_document
+
+    kept = f"the last save is of step {saves[-1]}" if saves else "nothing was saved before it"
+    events = list(Run(record.path, read_document(record.path)).events("diverged"))
+    if not events:
+        return [kept]
+    last = events[-1]
+    return [
+        f"first look: {last.get('diagnosis')}. Weights and optimizer are those before step {last['step']}, kept with "
+        f"the batch in {_near(record.path / last['capture'])}; {kept}",
+        f"find out why with `rung replay {name}`; what led to it with `rung doctor {name}`",
+    ]
 
 
 def _near(path: Path) -> Path:

@@ -24,6 +24,7 @@ from rung.engine.budget import Rate
 from rung.engine.config import SCRATCH, Engine, Lr
 from rung.engine.evaluate import Evaluator, eval_mode
 from rung.engine.flops import count_flops, peak_flops
+from rung.engine.lens import WaryLens
 from rung.engine.optim import build_optimizers
 from rung.engine.parallel import World, join, share
 from rung.engine.precision import Precision, choose_device
@@ -303,7 +304,7 @@ def _count(setup: Setup, objectives: list[Objective]) -> None:
     training = setup.state.model.training
     setup.state.model.eval()  # or one row would move running statistics
     try:
-        with setup.precision.autocast():
+        with setup.precision.autocast(), WaryLens(setup.state.model):  # on CUDA a wrong id would end the process
             flops = count_flops(objectives, micro.batch, micro.draw)
     except Exception as error:  # some models cannot go through it: then there is no count, and no mfu
         setup.chosen.append(f"arithmetic not counted: {type(error).__name__}: {error}")

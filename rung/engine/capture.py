@@ -9,7 +9,6 @@ A capture is whole or absent, as a checkpoint is; the batches of other ranks arr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rung.data.prefetch import Micro
@@ -81,7 +81,7 @@ def read(path: Path, device: torch.device | str = "cpu") -> Captured:
             tensors = load_file(path / f"batch.{fact['rank']}.safetensors", device=str(device))
             facts.append(fact)
             micros.append([_micro(fact, n, tensors) for n in range(len(fact["micros"]))])
-        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"the capture {path} is damaged: {file.name}: {error}") from error
     if not facts:
         raise CheckpointError(f"{path} is not a capture: it has no capture.0.json")

@@ -115,7 +115,7 @@ class Guard:
 class Signals:
     layers_every: int = key(20, "Steps between norms of gradient, weight and update per tensor; 0 = never.", low=0)
     look_every: int = key(
-        100, "Steps between looks at activations and attention, on two rows of the batch; 0 = never.", low=0
+        100, "Steps between looks at activations and attention, on a few rows of the batch; 0 = never.", low=0
     )
     probes: bool = key(True, "Try the size of the update, and what each declared input is worth, at some of the evals.")
     doctor: bool = key(True, "Tell findings while the run is going on; `rung doctor` tells them any time.")

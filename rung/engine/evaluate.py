@@ -32,7 +32,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     for each of them takes longer than running it.
     """
     modes = [(module, module.training) for module in model.modules()]
-    compiled = [(module, module.__dict__.pop("forward")) for module, _ in modes if "forward" in module.__dict__]
+    compiled = [(module, module.__dict__.pop("forward")) for module, _ in modes if _is_compiled(module)]
     model.eval()
     try:
         with torch.no_grad():
@@ -42,6 +42,11 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
         for module, forward in compiled:
             module.forward = forward
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether its forward was compiled by us; one that a user has put there stays."""
+    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
 
 
 class Evaluator:

@@ -101,9 +101,16 @@ def bring_back(before: Before, parameters: Sequence[nn.Parameter], optimizers: S
             optimizer.state[key].update(state)
 
 
-def not_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """(tensors,) bool: whether any element of each is NaN or infinite, or its norm overflows."""
-    return ~torch.isfinite(torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))]))
+def not_finite(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of the tensors with an element that is NaN or infinite. The host waits for it.
+
+    Norms first, in one pass; only where one is not finite the elements are looked at, for it may just have overflowed.
+    """
+    if not tensors:
+        return []
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))])
+    odd = torch.nonzero(~torch.isfinite(norms)).flatten().tolist()
+    return [number for number in odd if not torch.isfinite(tensors[number]).all()]
 
 
 def moments_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:

@@ -225,9 +225,9 @@ class Keeper:
         """Weights that are not finite are never saved over good ones."""
         layers = self._setup.stepper.layers
         parameters = [p for o in self._setup.stepper.objectives for p in o.parameters]
-        bad = [p for p, is_bad in zip(parameters, not_finite([p.detach() for p in parameters]).tolist()) if is_bad]
+        bad = not_finite([p.detach() for p in parameters])
         if bad:
-            names = layers.names_of(bad)
+            names = layers.names_of([parameters[number] for number in bad])
             self._tell("weights_broken", step=step, tensors=names, gradients_finite=True)
             why = f"weights are not finite at step {step} ({', '.join(names[:3])}); they were not saved"
             raise Diverged(step, why, is_broken=True, tensors=names)
@@ -315,8 +315,8 @@ def memory(device: torch.device) -> dict[str, float]:
     """Megabytes in use: of the process, and of the GPU."""
     found = {}
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        found["rss_mb"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        found["rss_mb"] = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 2**20  # a mapped store is not ours
     except (OSError, ValueError, IndexError):  # not every system tells
         pass
     if device.type == "cuda":

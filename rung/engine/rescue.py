@@ -79,7 +79,7 @@ class Rescue:
             return ""
         place = f"captures/{step:08d}"
         if self._record is not None:
-            told = {name: facts[name] for name in ("micro", "values", "tensors") if name in facts}
+            told: dict[str, Any] = {name: facts[name] for name in ("micro", "values", "tensors") if name in facts}
             told["diagnosis"] = first_diagnosis(micros, facts)
             rank = self._setup.world.rank
             self._record.event("diverged", step=step, capture=place, rank=rank, why=reason, error=error, **told)

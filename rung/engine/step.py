@@ -123,11 +123,10 @@ class Stepper:
     def _undo_if_broken(self, due: Sequence[Trained], before: Before) -> None:
         """An armed update that made weights or moments non-finite is taken back. Here the host waits."""
         parameters, optimizers = [p for o in due for p in o.parameters], [x for o in due for x in o.optimizers]
-        bad = not_finite(parameters)
-        is_bad = bad.any() | not_finite([*moments_of(optimizers), self.guard.latch]).any()
-        if not is_bad.item():
+        bad = not_finite([p.detach() for p in parameters])
+        if not bad and not not_finite(moments_of(optimizers)):
             return
-        self.broken = self.layers.names_of([p for p, b in zip(parameters, bad.tolist()) if b]) or ["optimizer state"]
+        self.broken = self.layers.names_of([parameters[number] for number in bad]) or ["optimizer state"]
         bring_back(before, parameters, optimizers)
         self.guard.latch.fill_(1.0)
 

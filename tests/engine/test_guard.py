@@ -139,7 +139,8 @@ def test_skipping_is_as_if_the_bad_batch_had_been_empty(tmp_path: Path) -> None:
 
             def loss(batch: Batch, draw: Draw) -> Loss:
                 if draw.step == self.bad_step:
-                    return Loss(sum(p.sum() for p in model.parameters()) * 0.0, torch.tensor(0.0))
+                    zero = torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0
+                    return Loss(zero, torch.tensor(0.0))
                 return whole.loss(batch, draw)
 
             return [whole._replace(loss=loss)]
@@ -236,7 +237,7 @@ def test_broken_weights_are_never_saved(tmp_path: Path) -> None:
         return found._replace(sum=torch.nan_to_num(found.sum, nan=0.0))
 
     setup.stepper.objectives[0].loss = hiding
-    setup.stepper.guard.apply = lambda optimizers, skip: [o.step() for o in optimizers]  # type: ignore[method-assign,func-returns-value,return-value,assignment]
+    setup.stepper.guard.apply = lambda optimizers, skip: [o.step() for o in optimizers]  # type: ignore[method-assign,assignment]
     record = Record.create(tmp_path, "g", recipe="r", preset=None, command=[], seed=1, config=setup.config.tree(),
                            sources={}, derived=setup.derived, data=setup.data)  # fmt: skip
     outcome = fit(setup, record, Mute())

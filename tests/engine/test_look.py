@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rung.data.prefetch import Micro
+from rung.engine.gauges import attention, classes
 from rung.engine.lens import Attended, Judged
-from rung.engine.look import Look, Looked, attention, classes, few_rows
+from rung.engine.look import Look, Looked, few_rows
 from rung.engine.precision import Precision
 from rung.engine.step import Trained
 from rung.recipe import Batch, Draw, Loss
@@ -114,6 +115,34 @@ def test_training_does_not_notice() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_the_batch_of_the_step_is_not_written_to() -> None:
+    model = nn.Linear(3, 1)
+
+    def loss(batch: Batch, draw: Draw) -> Loss:
+        batch["x"].zero_()
+        return Loss(model(batch["x"]).sum(), torch.tensor(1.0))
+
+    x = torch.ones(4, 3)
+    look, _ = look_at(model, {"x": x}, loss)
+    assert look.reason == ""
+    assert torch.equal(x, torch.ones(4, 3))
+
+
+def test_a_loss_that_differentiates_inside_itself() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def penalty(batch: Batch, draw: Draw) -> Loss:
+        x = batch["x"].requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return Loss(slope.square().sum(), torch.tensor(1.0))
+
+    look, looked = look_at(model, {"x": torch.randn(4, 3)}, penalty)
+    assert look.reason == ""
+    assert list(column(looked, "units", "slope")) == ["1"]
+    assert not any(values.requires_grad for _, columns in looked.tables.values() for values in columns.values())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_a_model_that_cannot_be_looked_at_is_left_alone_for_good() -> None:
     calls = []
 
@@ -126,7 +155,7 @@ def test_a_model_that_cannot_be_looked_at_is_left_alone_for_good() -> None:
     assert (looked.scalars, looked.tables) == ({}, {})
     assert "needs the whole batch" in look.reason
     assert look.take(micro_of({"x": torch.zeros(2, 2)}), 103).tables == {}
-    assert len(calls) == 1
+    assert len(calls) == 2  # without a graph and with one, and never again
     assert model.training
 
 

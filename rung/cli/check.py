@@ -1,0 +1,90 @@
+"""rung check"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rung.cli.resolve import json_option, resolve, run_layer, runs_option
+from rung.errors import RunError
+from rung.recipes import CATALOG
+
+if TYPE_CHECKING:
+    from rung.engine.build import Setup
+
+
+@click.command(short_help="Look for mistakes before training.")
+@click.argument("what", metavar="RECIPE|RUN")
+@click.argument("words", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
+@click.option("-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys.")
+@click.option("--quick", "is_quick", is_flag=True, help="Only what `rung train` asks before step 0; a few seconds.")
+@json_option
+@runs_option
+def command(
+    what: str, words: tuple[str, ...], files: tuple[Path, ...], is_quick: bool, as_json: bool, runs_root: Path
+) -> None:
+    """Look for mistakes before training: in the plan, the data, the model, its loss and its evals.
+
+    RECIPE is checked as it would start; a RUN (such as piano/7) with its own config, at its last save. Nothing is
+    trained and nothing is recorded. The exit code is 1 where something fails, else 0.
+
+    \b
+    Examples:
+      rung check piano
+      rung check piano preset=small data.batch_size=64 --quick
+      rung check world -c my.yaml
+      rung check piano/7
+      rung check my_package.recipe:Mine --json
+    """
+    name, setup = put_together(what, words, files, runs_root)
+    from rung.doctor.preflight.checks import run_checks
+    from rung.doctor.preflight.result import Bench
+    from rung.doctor.preflight.table import render
+
+    begun = time.monotonic()
+    is_watched = sys.stderr.isatty() and not as_json
+    results = run_checks(Bench(setup, is_quick, name, shared={"runs_root": runs_root}), _report if is_watched else None)
+    seconds = time.monotonic() - begun
+    if is_watched:
+        click.echo("\r\x1b[K", nl=False, err=True)
+    if as_json:
+        click.echo(json.dumps({"results": [r._asdict() for r in results], "seconds": seconds}, indent=1))
+    else:
+        width = min(120, shutil.get_terminal_size((120, 24)).columns)
+        click.echo(render(results, seconds, width, has_details=not is_quick))
+    setup.world.leave()
+    if any(result.level == "fail" for result in results):
+        sys.exit(1)
+
+
+def put_together(what: str, words: tuple[str, ...], files: tuple[Path, ...], runs_root: Path) -> tuple[str, Setup]:
+    """The name of the recipe, and its setup: new, or that of a run at its last save."""
+    from rung.engine.build import build, restore
+
+    if what in CATALOG or ":" in what:
+        resolved = resolve(what, words, files)
+        return what, build(resolved.config, resolved.recipe_class, runs_root)
+    from rung.engine.checkpoint import Checkpoints
+    from rung.runs.query import open_run
+
+    if "/" not in what and not (runs_root / what).exists():
+        resolve(what)  # no run of that name: say what a recipe is
+    found = open_run(what, runs_root)
+    name = found.document["recipe"]
+    resolved = resolve(name, words, files, base=[run_layer(found.id, found.config(), found.sources())])
+    saves = Checkpoints(found.path / "checkpoints")
+    if not saves.steps():
+        raise RunError(f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start")
+    setup = build(resolved.config, resolved.recipe_class, runs_root, is_new=False)
+    restore(setup, saves.at(saves.steps()[-1]))
+    return name, setup
+
+
+def _report(name: str, done: int, total: int) -> None:
+    click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)

@@ -1,0 +1,196 @@
+"""At which steps a run became another one, and what else happened there.
+
+A change point is a step at which loss, norm or the share of clipped steps jumped to another level and stayed there, or
+from which the loss rose. Windows of equal length are compared, at several lengths: two before the step, two after.
+What a falling curve does anyway is no change: its fall between the middle windows lies between the falls on both sides.
+A single wild step is no change either (medians), that is a spike.
+
+The surprising thing: an event that happens all the time coincides with everything. Evals and saves that are closer
+together than the tolerance are named only when they were at that very step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rung.doctor.history import History, Series
+from rung.robust import SIGMA
+
+LENGTHS = (16, 32, 64, 128, 256)
+LEAST = 50  # steps before which everything changes
+CLEAR = 8.0  # robust sigmas, as for a spike: curves of healthy runs reach 4
+MOST = 3  # change points per signal; who has more has no level to jump from
+TOLERANCE = 0.05  # of the step
+EXACT = 2  # steps by which an event of a dense kind may miss, as rows are written after the step
+SIGNALS = ("loss", "norm", "clip rate")
+
+
+@dataclass(frozen=True)
+class Coincidence:
+    """`before` and `after` are medians of the signal on both sides of the step (means for the clip rate)."""
+
+    step: int
+    signal: str
+    before: float
+    after: float
+    events: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Change(NamedTuple):
+    step: int
+    kind: str  # jump or rise
+    length: int
+    score: float
+
+
+def coincidences(history: History) -> list[Coincidence]:
+    """Change points in order of steps, each with the events within 5 % of it."""
+    first = max(LEAST, int(0.95 * history.warmup_steps))
+    found = []
+    for name in SIGNALS:
+        series, is_share = signal(history, name).between(first, history.end), name == "clip rate"
+        for change in changes(series, rises=name == "loss", is_share=is_share):
+            before, after = _levels_at(series, change, is_share)
+            found.append(Coincidence(change.step, name, before, after, events_near(history, change.step)))
+    return sorted(found, key=lambda c: (c.step, SIGNALS.index(c.signal)))
+
+
+def _levels_at(series: Series, change: Change, is_share: bool) -> tuple[float, float]:
+    """Just before and just after a jump; of a slow rise, what it came to."""
+    middle = np.mean if is_share else np.median
+    at, near = int(np.searchsorted(series.steps, change.step)), LENGTHS[0]
+    after = series.values[at : at + near] if change.kind == "jump" else series.values[at:][: 2 * change.length][-near:]
+    return float(middle(series.values[max(0, at - near) : at])), float(middle(after))
+
+
+def signal(history: History, name: str) -> Series:
+    if name != "clip rate":
+        return history[name].finite
+    norm, clipped = history["norm"], history["norm_clipped"]
+    if len(norm) != len(clipped):
+        return Series(norm.steps[:0], norm.values[:0])
+    # Clipping multiplies by a factor that rounds: only what was shortened by more than that was clipped.
+    return Series(norm.steps, (clipped.values < norm.values * (1 - 1e-5)).astype(np.float64))
+
+
+def changes(series: Series, rises: bool = False, is_share: bool = False) -> list[Change]:
+    """The clear jumps of a series, and with `rises` also where it begins to rise; few, in order of steps."""
+    values, kept = series.values, list[Change]()
+    for kind in ("jump", "rise") if rises else ("jump",):  # what jumps up also rises: jumps first
+        candidates = [c for length in LENGTHS for c in _candidates(values, length, kind, is_share)]
+        for place, length, score in sorted(candidates, key=lambda c: -c[2]):
+            step = int(series.steps[place])
+            if len(kept) < MOST and all(abs(step - old.step) > 3 * max(length, old.length) for old in kept):
+                kept.append(Change(step, kind, length, score))
+    return sorted(kept)
+
+
+def _candidates(values: np.ndarray, length: int, kind: str, is_share: bool) -> Iterator[tuple[int, int, float]]:
+    """Places at which windows of this length differ more than they do elsewhere, with scores."""
+    stride = length // 8
+    if len(values) < 4 * length:
+        return
+    levels, noise = _levels(values, length, stride, is_share)
+    a, b, c, d = _four(levels)
+    before, across, after = b - a, c - b, d - c
+    jump = np.maximum(across - np.maximum(before, after), np.minimum(before, after) - across)
+    # What such windows differ by on both sides of an ordinary step; a curve that wanders has larger differences.
+    of_noise = np.max(_four(noise), axis=0) * np.sqrt(np.pi / length)
+    of_curve = SIGMA * np.quantile(np.maximum(jump, 0.0), 0.75)  # about half of them are 0 by construction
+    typical = np.maximum(of_noise, max(of_curve, 1e-9))
+    if kind == "rise":  # a loss that turns upwards, however slowly, and does not come back at once
+        jump = np.where(after > -0.5 * across, across - np.maximum(before, 0.0), 0.0)
+    for i in np.flatnonzero(jump > CLEAR * typical):
+        place, size = int(i) * stride + 2 * length, float(jump[i])
+        if kind == "rise":
+            yield _turn(values, place, length), length, size / float(typical[i])
+        elif (size > 0.3 or not is_share) and _is_abrupt(values, place, length, size, is_share):
+            yield _edge(values, place, length), length, size / float(typical[i])
+
+
+def _four(windows: np.ndarray) -> list[np.ndarray]:
+    """Each window with the three that follow it without a gap; a window is eight strides long."""
+    return [windows[i * 8 : len(windows) - (3 - i) * 8] for i in range(4)]
+
+
+def _levels(values: np.ndarray, length: int, stride: int, is_share: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Level and noise of the windows that begin at every stride; noise is that of neighbours, free of any trend."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, length)[::stride]
+    if is_share:
+        share = windows.mean(axis=1)
+        return share, np.sqrt(np.maximum(share * (1 - share), 1 / length))
+    differences = np.abs(np.diff(windows, axis=1))
+    return np.median(windows, axis=1), SIGMA * np.median(differences, axis=1) / np.sqrt(2)
+
+
+def _is_abrupt(values: np.ndarray, place: int, length: int, jump: float, is_share: bool) -> bool:
+    """Whether windows of a few steps see most of the same jump at its edge: those of a slope do not."""
+    edge, near = _edge(values, place, length), min(max(length // 4, 6), 16)
+    parts = [values[max(0, edge + i * near) : edge + (i + 1) * near] for i in (-2, -1, 0, 1)]
+    if any(len(part) < near for part in parts):
+        return False
+    a, b, c, d = (np.mean(part) if is_share else np.median(part) for part in parts)
+    over, under = (c - b) - max(b - a, d - c), min(b - a, d - c) - (c - b)
+    return bool(max(over, under) > 0.6 * jump)
+
+
+def _edge(values: np.ndarray, place: int, length: int) -> int:
+    """Where two levels describe the values about `place` best: the least sum of distances to them."""
+    first, end = max(0, place - length), min(len(values), place + length)
+    part = values[first:end]
+    low, high = np.median(part[: length // 2]), np.median(part[-(length // 2) :])
+    cost = np.cumsum(np.abs(part - low) - np.abs(part - high))
+    return first + int(np.argmin(cost)) + 1
+
+
+def _turn(values: np.ndarray, place: int, length: int) -> int:
+    """Where it was lowest before it rose."""
+    near, first = length // 2, max(0, place - 2 * length)
+    windows = np.lib.stride_tricks.sliding_window_view(values[first : place + length], near)
+    return first + int(np.argmin(np.median(windows, axis=1))) + near // 2
+
+
+def events_near(history: History, step: int) -> list[str]:
+    """What happened within 5 % of a step, nearest first, in words."""
+    tolerance = max(EXACT, round(TOLERANCE * step))
+    found = []
+    for name, steps in _happenings(history):
+        if not len(steps):
+            continue
+        distance = np.abs(steps - step)
+        is_dense = len(steps) > 1 and float(np.median(np.diff(steps))) <= 2 * tolerance
+        nearest = int(distance.min())
+        if nearest <= (EXACT if is_dense else tolerance):
+            found.append((nearest, f"{name} at {int(steps[int(distance.argmin())])}"))
+    return [text for _, text in sorted(found, key=lambda pair: pair[0])]
+
+
+def _happenings(history: History) -> Iterator[tuple[str, np.ndarray]]:
+    """What can coincide, by name: the steps at which it happened, in order."""
+    if history.warmup_steps:
+        yield "end of warm-up", np.array([history.warmup_steps])
+    lr = history["lr"]
+    if len(lr) and lr.values.max() > lr.values.min():
+        peak = int(lr.steps[int(np.argmax(lr.values))])
+        if abs(peak - history.warmup_steps) > EXACT:
+            yield "rate peak", np.array([peak])
+    if np.isfinite(history.steps_per_epoch):
+        num_epochs = int(history.end / history.steps_per_epoch)
+        yield "epoch boundary", np.round(np.arange(1, num_epochs + 1) * history.steps_per_epoch).astype(int)
+    evals = [series.steps for of_set in history.evals.values() for series in of_set.values()]
+    if evals:
+        yield "eval", np.unique(np.concatenate(evals))
+    for kind in ("resume", "save", "spike", "skip", "rollback"):
+        steps = [event["step"] for event in history.events_of(kind) if isinstance(event.get("step"), int)]
+        yield kind, np.unique(np.asarray(steps, np.int64))
+    scale, skipped = history["scale"], history["skipped"]
+    if len(scale) > 1:
+        yield "scale change", scale.steps[1:][np.diff(scale.values) != 0]
+    yield "update left out", skipped.steps[skipped.values > 0]

@@ -1,0 +1,80 @@
+"""One forward of a run's loss, as it was written, looked at through a lens.
+
+The loss is the eager one, the model is in eval mode unless asked otherwise, torch is seeded as the engine seeds it, and
+the batch is a copy, because a loss may write into its own. What a forward moves all the same (running statistics,
+random states) is put back by whoever runs the checks; see checks.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rung.data.prefetch import Micro
+from rung.doctor.preflight.result import Bench
+from rung.engine.evaluate import EVAL_STEP, eval_mode
+from rung.engine.lens import Lens
+from rung.engine.precision import Precision
+from rung.engine.state import set_training
+from rung.engine.step import seed_torch
+from rung.recipe import Loss
+
+
+class NotAsked(Exception):
+    """A question that makes no sense for this recipe, or could not be put; the text says why."""
+
+
+def forward(
+    bench: Bench, micro: Micro, lens: Lens | None = None, is_training: bool = False, is_exact: bool = False
+) -> Loss:
+    """The first objective's loss of this micro. `is_exact` computes in float32 whatever the config.
+
+    With gradients always: under a training draw a loss may take some of its own.
+    """
+    setup = bench.setup
+    objective = setup.state.objectives[0]
+    precision = exact(bench) if is_exact else setup.precision
+    batch = {name: tensor.clone() for name, tensor in micro.batch.items()}
+    with eval_mode(setup.state.model), torch.enable_grad():
+        if is_training:
+            set_training(setup.state.model)
+        seed_torch(objective.name, micro.draw)
+        with precision.autocast(), lens or nullcontext():
+            return objective.plain_loss(batch, micro.draw)
+
+
+def watch(bench: Bench, micro: Micro, is_training: bool = False, is_exact: bool = False) -> tuple[Loss, Lens]:
+    lens = Lens(bench.setup.state.model)
+    return forward(bench, micro, lens, is_training, is_exact), lens
+
+
+def exact(bench: Bench) -> Precision:
+    return Precision("float32", bench.setup.world.device)
+
+
+def rows_of(micro: Micro, start: int, stop: int) -> Micro:
+    """Some rows of a micro; every tensor of a batch has one row per id on its first axis."""
+    batch = {name: tensor[start:stop] for name, tensor in micro.batch.items()}
+    return Micro(micro.ids[start:stop], replace(micro.draw, rows=micro.draw.rows[start:stop]), batch)
+
+
+def in_eval(micro: Micro) -> Micro:
+    """The same rows under the draw of an eval."""
+    return micro._replace(draw=replace(micro.draw, step=EVAL_STEP))
+
+
+def has_class(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> str:
+    """The first module of this class; empty without one."""
+    return next((name or "the model" for name, module in model.named_modules() if isinstance(module, kind)), "")
+
+
+def mean_of(total: Tensor, count: Tensor) -> float:
+    return float(total.detach()) / float(count.detach()) if float(count.detach()) else 0.0
+
+
+def gap_of(a: float, b: float) -> float:
+    """How far two numbers are apart, relative to the larger."""
+    return abs(a - b) / max(abs(a), abs(b), 1e-12)

@@ -1,0 +1,210 @@
+"""Whether eval rows are in the training set: whole, in part, or as neighbours in time.
+
+Rows are compared by hashes of their content, which is what does not change with the draw. Of rows of ids the windows of
+50 are compared too, wherever they begin; those that are frequent in train, or made of two or three ids, are boilerplate
+and prove nothing. What is left is compared with how often windows of train are found elsewhere in train: chorales share
+phrases (1.7 % of windows, in any split), and short windows of few ids are alike by chance. Films have
+neighbours rather than duplicates; see neighbours.py.
+
+The work is bounded by the clock, so a large set is sampled, and what was sampled is said. Shares are of what was looked
+at; where train was sampled they are divided by the share of it that was seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rung.doctor.preflight import neighbours
+from rung.doctor.preflight.result import Bench, Check, Result
+from rung.engine.evaluate import EVAL_STEP
+from rung.recipe import Arrays, Draw, Stream, scramble
+
+NUM_EVAL, NUM_TRAIN, CHUNK = 2000, 50_000, 256
+SECONDS, QUICK_SECONDS = 8.0, 0.4  # for each eval set, most of it for gathering
+WINDOW, SHORT_WINDOW = 50, 13  # ids
+FEW_IDS = 3  # a window of no more different ids is a rest, padding, or a figure that anybody plays
+FREQUENT = 10  # occurrences of a window in the training rows seen
+DUPLICATES, OVERLAP, MUCH = 0.001, 0.01, 0.1  # shares: warn, warn, fail
+LEAST_ROWS = 2  # one row alone may be chance
+AROUND = 50  # rows before and after one that may be of the same piece, which may repeat itself
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
+
+
+class Rows(NamedTuple):
+    """What is kept of some rows: a hash of each, and hashes of the windows of ids in them with the id of their row."""
+
+    num_rows: int
+    hashes: np.ndarray
+    windows: np.ndarray
+    owners: np.ndarray
+
+
+def leakage(bench: Bench) -> Iterator[Result]:
+    setup = bench.setup
+    seconds = QUICK_SECONDS if bench.is_quick else SECONDS
+    train = setup.streams["train"]
+    for name, held in setup.evaluator.streams.items():
+        names = content(train, held, setup.cfg.seed)
+        if not names:
+            yield Result(f"{name} is not in train", "skip", "no array of a row has one shape in both", rule="E7")
+            continue
+        yield _compare(bench, name, names, seconds)
+
+
+def content(train: Stream, held: Stream, seed: int) -> list[str]:
+    """Arrays that both sets have in one shape and type, and that do not depend on the draw."""
+    some = np.arange(min(4, train.num_rows, held.num_rows))
+    once, again = (train.gather(some, Draw(seed, step, some)) for step in (0, 1))
+    other = held.gather(some, Draw(seed, EVAL_STEP, some))
+    return [
+        name
+        for name, array in once.items()
+        if name in other
+        and (array.shape, array.dtype) == (other[name].shape, other[name].dtype)
+        and array.shape == again[name].shape
+        and np.array_equal(array, again[name])
+    ]
+
+
+def _compare(bench: Bench, name: str, names: list[str], seconds: float) -> Result:
+    setup, seed = bench.setup, bench.setup.cfg.seed
+    train, held = setup.streams["train"], setup.streams[name]
+    ours = read(held, names, min(NUM_EVAL, held.num_rows), EVAL_STEP, seed, seconds / 4)
+    theirs = read(train, names, min(NUM_TRAIN, train.num_rows), 0, seed, seconds)
+    seen_share = theirs.num_rows / train.num_rows
+    same = np.isin(ours.hashes[ours.hashes != 0], theirs.hashes)
+    duplicates = same.mean() / seen_share if same.sum() >= LEAST_ROWS else 0.0
+    found = overlap_of(ours, theirs)
+    overlap = (found.ours - found.usual) / seen_share
+    is_sure = found.ours - found.usual > 3 * found.error
+    sampled = f"{ours.num_rows} of {held.num_rows} rows against {theirs.num_rows} of {train.num_rows} of train"
+    what = f"{min(1.0, duplicates):.2%} of rows are in train"
+    if len(ours.windows):
+        what += f", {found.ours:.2%} of their windows of ids ({found.usual:.2%} of train's own are elsewhere in train)"
+    title, remedy = f"{name} is not in train", "split by document or episode, not by window; remove duplicates before"
+    if duplicates > MUCH or (overlap > MUCH and is_sure):
+        return Result(title, "fail", f"{what}; {sampled}", remedy, "E7")
+    if duplicates > DUPLICATES or (overlap > OVERLAP and is_sure):
+        return Result(title, "warn", f"{what}; {sampled}", remedy, "E7")
+    return Result(title, "pass", f"{what}; {sampled}", rule="E7")
+
+
+class Overlap(NamedTuple):
+    """Shares of windows that are in train: of ours, and of train's own in rows far away, with what that may vary by."""
+
+    ours: float
+    usual: float
+    error: float
+
+
+def overlap_of(ours: Rows, theirs: Rows) -> Overlap:
+    """Windows that are frequent in train do not count, neither here nor there."""
+    order = np.argsort(theirs.windows, kind="stable")
+    windows, owners = theirs.windows[order], theirs.owners[order]
+    starts = np.flatnonzero(np.diff(windows, prepend=~windows[:1]))
+    if not len(starts) or not len(ours.windows):
+        return Overlap(0.0, 0.0, 0.0)
+    known, counts = windows[starts], np.diff(np.append(starts, len(windows)))
+    is_rare = counts < FREQUENT
+    is_far = np.maximum.reduceat(owners, starts) - np.minimum.reduceat(owners, starts) > AROUND
+    usual, spread = _by_row(owners, np.repeat(is_far & is_rare, counts), np.repeat(is_rare, counts))
+    place = np.minimum(known.searchsorted(ours.windows), len(known) - 1)
+    is_known = known[place] == ours.windows
+    share, _ = _by_row(ours.owners, is_known & is_rare[place], ~is_known | is_rare[place])
+    return Overlap(share, usual, float(spread / np.sqrt(len(np.unique(ours.owners)))))
+
+
+def _by_row(owners: np.ndarray, is_shared: np.ndarray, is_counted: np.ndarray) -> tuple[float, float]:
+    """The share of windows that are shared, and the deviation of that share over rows: a row shares many or none."""
+    rows = np.unique(owners, return_inverse=True)[1]
+    shared, counted = (np.bincount(rows, flags.astype(float)) for flags in (is_shared, is_counted))
+    share = shared.sum() / max(1.0, counted.sum())
+    return float(share), float(np.std((shared - share * counted) / max(1.0, counted.mean())))
+
+
+def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, seconds: float) -> Rows:
+    """Hashes of rows spread over a set; in an order that leaves the same picture whenever the time is up."""
+    begun, done = time.monotonic(), 0
+    ids = np.arange(num_rows) * stream.num_rows // num_rows
+    ids = ids[np.random.default_rng(seed).permutation(num_rows)]
+    hashes, windows, owners = [], [], []
+    for start in range(0, num_rows, CHUNK):
+        some = ids[start : start + CHUNK]
+        arrays = stream.gather(some, Draw(seed, step, np.arange(start, start + len(some))))
+        arrays = {name: np.ascontiguousarray(arrays[name]) for name in names}
+        hashes.append(row_hashes(arrays))
+        found, owner = id_windows(arrays)
+        windows.append(found)
+        owners.append(some[owner])
+        done += len(some)
+        if time.monotonic() - begun > seconds:
+            break
+    return Rows(done, np.concatenate(hashes), np.concatenate(windows), np.concatenate(owners))
+
+
+def row_hashes(arrays: Arrays) -> np.ndarray:
+    """(rows,) uint64; 0 for rows of ids that hold less than a short window before their padding."""
+    num_rows = len(next(iter(arrays.values())))
+    hashes = np.zeros(num_rows, np.uint64)
+    for row in range(num_rows):
+        digest = hashlib.blake2b(digest_size=8)
+        for array in arrays.values():
+            digest.update(array[row].tobytes())
+        hashes[row] = int.from_bytes(digest.digest(), "little") or 1
+    for array in arrays.values():
+        if is_ids(array):
+            hashes[lengths(array) < SHORT_WINDOW] = 0
+    return hashes
+
+
+def is_ids(array: np.ndarray) -> bool:
+    return array.ndim == 2 and np.issubdtype(array.dtype, np.integer) and array.shape[1] >= SHORT_WINDOW
+
+
+def lengths(ids: np.ndarray) -> np.ndarray:
+    """How much of each row comes before the run of one id at its end."""
+    differs = ids != ids[:, -1:]
+    return np.where(differs.any(1), ids.shape[1] - differs[:, ::-1].argmax(1), 0)
+
+
+def id_windows(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of all windows of the ids in these rows that are worth comparing, and the row of each."""
+    found = [ids_of_row for ids_of_row in arrays.values() if is_ids(ids_of_row)]
+    if not found:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    ids = found[0]
+    width = WINDOW if ids.shape[1] > WINDOW else SHORT_WINDOW
+    hashes = rolling(ids, width)
+    starts = np.arange(hashes.shape[1])
+    is_whole = starts[None] + width <= lengths(ids)[:, None]
+    is_varied = _news(ids, width) > FEW_IDS
+    rows, columns = np.nonzero(is_whole & is_varied)
+    return hashes[rows, columns], rows
+
+
+def rolling(ids: np.ndarray, width: int) -> np.ndarray:
+    """(rows, length - width + 1) uint64: a hash of each window that does not depend on where it stands."""
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(ids.shape[1], FACTOR, np.uint64))
+        inverse = np.uint64(pow(int(FACTOR), -1, 1 << 64))
+        back = np.cumprod(np.full(ids.shape[1], inverse, np.uint64))
+        sums = np.cumsum(scramble(ids.astype(np.uint64)) * powers, axis=1, dtype=np.uint64)
+        sums = np.concatenate([np.zeros((len(ids), 1), np.uint64), sums], axis=1)
+        return np.asarray((sums[:, width:] - sums[:, :-width]) * back[: ids.shape[1] - width + 1])
+
+
+def _news(ids: np.ndarray, width: int) -> np.ndarray:
+    """(rows, windows): how many ids of each window are not one of the FEW_IDS before them."""
+    is_old = np.zeros(ids.shape, bool)
+    for back in range(1, FEW_IDS + 1):
+        is_old[:, back:] |= ids[:, back:] == ids[:, :-back]
+    sums = np.concatenate([np.zeros((len(ids), 1), np.int64), np.cumsum(~is_old, axis=1)], axis=1)
+    return np.asarray(sums[:, width:] - sums[:, :-width])
+
+
+CHECKS: list[Check] = [Check("eval rows are not in train", leakage), *neighbours.CHECKS]

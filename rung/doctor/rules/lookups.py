@@ -1,0 +1,54 @@
+"""Small questions to a history that several rules ask, and the words in which they answer. No rule is in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rung.doctor.history import History, Series
+
+
+def at(series: Series, steps: np.ndarray) -> np.ndarray:
+    """The values at these steps; NaN where there is none."""
+    if not len(series):
+        return np.full(len(steps), np.nan)
+    places = np.clip(np.searchsorted(series.steps, steps), 0, len(series) - 1)
+    return np.where(series.steps[places] == steps, series.values[places], np.nan)
+
+
+def value(series: Series, step: int) -> float:
+    return float(at(series, np.asarray([step]))[0])
+
+
+def event_at(history: History, kind: str, step: int) -> dict[str, Any]:
+    """The event of this kind at this step; empty where there is none."""
+    return next((event for event in history.events_of(kind) if event.get("step") == step), {})
+
+
+def losses(history: History) -> dict[str, Series]:
+    """The losses of all objectives, by name; the first one's has no prefix."""
+    return {n: s for n, s in history.rows.items() if n == "loss" or (n.endswith("/loss") and n != "look/loss")}
+
+
+def norms(history: History) -> dict[str, Series]:
+    return {n: s for n, s in history.rows.items() if n == "norm" or n.endswith("/norm")}
+
+
+def before(history: History, name: str, step: int) -> str:
+    values = history[name].between(0, step).last(4).values
+    return f"{name} before step {step}: {', '.join(f'{v:.4g}' for v in values) or 'none recorded'}"
+
+
+def replay(history: History, step: int) -> str:
+    return f"rung replay {history.run_id or 'RUN'}@{step}"
+
+
+def listed(steps: np.ndarray) -> str:
+    """The first five, and how many more there are."""
+    return ", ".join(str(int(s)) for s in steps[:5]) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+
+
+def two_digits(number: float) -> float:
+    """As one would type it."""
+    return float(f"{number:.2g}")

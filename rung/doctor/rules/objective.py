@@ -1,0 +1,190 @@
+"""Rules about what is minimised and how it is judged: flat evals, overfitting, padding, losses too good to be true.
+
+Whether train and eval mean the same loss is asked before a run starts, not here.
+
+The surprising thing: an eval set is fixed, so the error of its loss says how well the set stands for others, and is far
+larger than what two evals of the same rows differ by. "Flat" must therefore be flat beside the loss of training, too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rung.doctor.finding import Finding
+from rung.doctor.history import EMPTY, WINDOW, History, Series
+from rung.doctor.rules import rule
+
+SMOOTH = 20  # steps of training whose median stands for a moment
+FEWEST_TARGETS = 64  # of a look, below which the share of one id says nothing
+
+
+@rule("E1", "Flat eval", "scan")  # evals are few: five of them are three looks in a row
+def flat_eval(history: History) -> Finding | None:
+    """Five evals and no change, while the loss of training moved."""
+    name, losses, errors = first_set(history)
+    if len(losses) < 5:
+        return None
+    first, best, worst = float(losses.values[0]), float(losses.values.min()), float(losses.values.max())
+    error = errors.median if len(errors) else 0.0
+    before, after = _around(history, int(losses.steps[0])), _around(history, int(losses.steps[-1]))
+    moved = before.median - after.median
+    noise = max(after.sigma, 1e-12)
+    gain = abs(first - best)
+    is_constant = worst == best
+    # Slow but real progress (.003 per epoch) is flattening, not flat: it is a good part of what training gained.
+    is_flat = gain < 2 * error and worst - best < 3 * error and gain < 0.1 * moved
+    if not (moved > 5 * noise and (is_constant or is_flat)):
+        return None
+    return Finding(
+        "E1",
+        "sick" if is_constant else "warn",
+        f"{len(losses)} evals on {name} gave {'exactly ' if is_constant else ''}{first:.4f} "
+        f"{'' if is_constant else f'to {best:.4f} '}while the loss of training fell by {moved:.3g}",
+        since=int(losses.steps[0]),
+        evidence=[
+            f"eval from {first:.5f} at step {int(losses.steps[0])} to {losses.values[-1]:.5f} at step "
+            f"{int(losses.steps[-1])}; standard error {error:.3g}, limit 2 of them and a tenth of what training gained",
+            f"training from {before.median:.4g} to {after.median:.4g}, {moved / noise:.0f} times its spread (limit 5)",
+        ],
+        ruled_out=[
+            f"slow progress: {gain:.3g} is {gain / moved:.1%} of what training gained",
+            f"overfitting: evals rose by at most {worst - first:.3g}",
+        ],
+        probe=f"rung eval {history.run_id or 'RUN'} at the last checkpoint and at init: equal losses mean that the "
+        "eval does not see the weights that are trained",
+        remedy="look for a copy of the model that is evaluated (an average that never moves, a stale compiled one), "
+        "and for an eval set that shares nothing with the training data",
+    )  # fmt: skip
+
+
+@rule("E2", "Overfitting", "scan")
+def overfit(history: History) -> Finding | None:
+    """Three evals above the best one by more than its error, while the loss of training falls."""
+    name, losses, errors = first_set(history)
+    if len(losses) < 4:
+        return None
+    at = int(losses.values.argmin())
+    best, best_step = float(losses.values[at]), int(losses.steps[at])
+    margin = max(3 * (float(errors.median) if len(errors) else 0.0), 0.01 * abs(best))
+    later = losses.values[at + 1 :]
+    if len(later) < 3 or not (later[-3:] - best > margin).all():
+        return None
+    before, after = _around(history, best_step), _around(history, int(losses.steps[-1]))
+    fallen = before.median - after.median
+    if not fallen > max(after.sigma, 0.0):
+        return None
+    rise = float(later[-1]) - best
+    per_epoch = history.steps_per_epoch
+    tokens = _targets_seen(history, best_step)
+    parameters = history.derived.get("parameters")
+    return Finding(
+        "E2",
+        "sick" if rise > 0.1 * abs(best) else "warn",
+        f"the loss on {name} was best at step {best_step} ({best:.4f}) and is {rise:.4f} above it at step "
+        f"{int(losses.steps[-1])}, while that of training fell by {fallen:.3g}",
+        since=best_step,
+        evidence=[
+            "last three evals above the best by "
+            + ", ".join(f"{v - best:.4f}" for v in later[-3:])
+            + f" (limit {margin:.4f}: three standard errors or 1 %)",
+            f"training {before.median:.4g} at the best step, {after.median:.4g} now",
+            f"epochs: {best_step / per_epoch:.2g} at the best step, {history.end / per_epoch:.2g} now"
+            + (f"; {tokens / parameters:.2g} targets per parameter at the best step" if tokens and parameters else ""),
+        ],
+        ruled_out=[
+            f"noise of the eval: its error is {errors.median if len(errors) else math.nan:.2g}, the rise {rise:.2g}",
+            f"divergence: training fell by {fallen:.3g} in the same steps",
+            *(["a learning rate that went up again: it did not"] if not _rate_rose(history, best_step) else []),
+        ],
+        probe="the same config with twice the data: the best step should come later and be lower",
+        remedy="stop at the best step (its checkpoint is kept), or use more data, a smaller model, dropout, more decay",
+        changes={"optimizer.max_iters": best_step} if best_step > 0 else {},
+    )  # fmt: skip
+
+
+@rule("E5", "Padding dominates the loss")
+def padding_dominates(history: History) -> Finding | None:
+    """One id makes up most targets and costs nothing, so that the loss says little of the others."""
+    names = ("target_share", "target_loss", "other_loss", "loss", "targets")
+    share, easy, content, reported, targets = (history[f"look/{name}"].finite.last(3).median for name in names)
+    if len(history["look/target_share"]) < 3 or targets < FEWEST_TARGETS:
+        return None
+    factor = content / reported if reported > 0 else math.nan
+    if not (easy < 0.05 and (share > 0.5 or factor > 2)):
+        return None
+    return Finding(
+        "E5",
+        "warn",
+        f"one id is {share:.0%} of the targets and costs {easy:.3g} nats; the others cost {content:.3g}, the reported "
+        f"loss is {reported:.3g}",
+        evidence=[
+            f"limits: one id above 50 % with a loss below .05, or others above twice the reported loss (here "
+            f"{factor:.2g} times)",
+            f"medians of the last three looks, of {targets:.0f} targets each" if targets == targets else
+            "medians of the last three looks",
+        ],
+        ruled_out=[f"a class that is frequent and hard: its loss is {easy:.3g}, that of padding is below .05"],
+        probe="print the commonest target id of a batch, and what it stands for",
+        remedy="leave it out of the loss (ignore_index) and of the count of targets; report losses by class of target",
+    )  # fmt: skip
+
+
+@rule("E6", "Too good to be true")
+def too_good(history: History) -> Finding | None:
+    """Less than .05 nat before every row was seen once: nothing can have been learned by heart yet."""
+    losses = history["loss"].finite.between(0, int(min(history.steps_per_epoch, history.end))).last(SMOOTH)
+    if len(losses) < SMOOTH or math.isinf(history.steps_per_epoch) or not losses.median < 0.05:
+        return None
+    if not history["look/loss"].finite.last(3).median < 0.05:  # only a cross entropy is in nats, and is looked at
+        return None
+    entropy = history["look/target_entropy"].finite.median
+    if entropy < 0.5:  # targets that hardly vary need no leak: that is E5
+        return None
+    below = history["loss"].finite
+    below = Series(below.steps[below.values < 0.05], below.values[below.values < 0.05])
+    _, evals, _ = first_set(history)
+    return Finding(
+        "E6",
+        "warn",
+        f"the loss is {losses.median:.3g} nats after {losses.steps[-1] / history.steps_per_epoch:.2g} epochs: rows "
+        "that were never seen before are predicted almost surely (limit .05 before one epoch)",
+        since=int(below.steps[0]),
+        evidence=[
+            f"entropy of the targets alone {entropy:.3g} nats, of {history['look/vocab'].median:.0f} classes",
+            f"eval {evals.values[-1]:.4g}" if len(evals) else "no eval yet",
+        ],
+        ruled_out=[
+            "learning by heart: less than one epoch was seen",
+            f"targets that hardly vary: knowing only their frequencies would cost {entropy:.3g} nats",
+        ],
+        probe=f"rung check {history.run_id or 'RUN'}: it changes the inputs after a place and looks whether "
+        "predictions before it move",
+        remedy="look for a missing causal mask, for targets that are not shifted, or for an input that holds the "
+        "answer; data that is deterministic by design needs no cure",
+    )
+
+
+def first_set(history: History) -> tuple[str, Series, Series]:
+    """The eval set that chooses the best: its name, its losses, and their standard errors."""
+    for name, measures in history.evals.items():
+        losses = measures.get("loss", EMPTY).finite
+        return name, losses, measures.get("loss_se", EMPTY).finite
+    return "", EMPTY, EMPTY
+
+
+def _around(history: History, step: int) -> Series:
+    """The losses of training in the steps before this one, or after it where there are none before."""
+    losses = history["loss"].finite
+    before = losses.between(max(0, step - SMOOTH), step)
+    return before if len(before) >= SMOOTH // 2 else losses.between(step, step + SMOOTH)
+
+
+def _targets_seen(history: History, step: int) -> float:
+    return float(history["targets"].finite.between(0, step).values.sum())
+
+
+def _rate_rose(history: History, step: int) -> bool:
+    rates = history["lr"].finite.between(step, history.end).last(WINDOW * 10).values
+    return bool(len(rates) > 1 and np.diff(rates).max() > 0)

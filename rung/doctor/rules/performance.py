@@ -1,0 +1,288 @@
+"""Where the time and the memory of a run go: waiting for data, sending it, growing, slowing down.
+
+Told from the host's clock and from counters; only the first rank's are recorded. Whether a device is bound by launching
+kernels or by arithmetic (P3) cannot be told from these: twice the rows in a micro would tell, and nobody runs that.
+
+The surprising thing: a loss of time has to be worth a sentence. Below half a minute over the run as planned it is said
+as info, because nobody changes anything for it, and because the clock of a run of seconds measures the neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rung.doctor.coincidence import events_near
+from rung.doctor.finding import Finding
+from rung.doctor.history import WINDOW, History, Series
+from rung.doctor.rules import rule
+
+SETTLED = 20  # steps in which caches fill and kernels are compiled
+SHARE = 0.10  # of a step: a slow loader had 0.62, a fast one 0.05
+WORTH_S = 30.0
+SLOWER, SLOWER_THAN_PARENT = 0.10, 0.07
+
+
+@rule("P1", "Waiting for data")
+def loader_bound(history: History) -> Finding | None:
+    """wait_s over step_s in the last 100 steps."""
+    seen = _window(history, "wait_s", "step_s")
+    if seen is None:
+        return None
+    waits, steps = seen
+    share = _share(waits, steps)
+    half = len(waits) // 2
+    is_first_epoch = history.end <= history.steps_per_epoch
+    # The first epoch reads the disk where later ones read memory: waits that end by themselves are no disease.
+    if share <= SHARE or (is_first_epoch and _share(waits[half:], steps[half:]) <= SHARE):
+        return None
+    workers = history.config.get("system.data_workers")
+    more = 2 if not workers else 2 * int(workers)
+    return Finding(
+        "P1",
+        _severity(history, float(np.mean(waits))),
+        f"The device waited for data {share:.0%} of the time in the last {len(waits)} steps.",
+        evidence=[
+            f"wait_s median {np.median(waits):.3g}, 95th percentile {np.quantile(waits, 0.95):.3g}; "
+            f"step_s median {np.median(steps):.3g}; limit {SHARE:.0%}, two longest waits left out",
+            f"without waiting a step would take {1 - share:.2f} of its time: {1 / (1 - share):.2f}x faster",
+            *(["this is still the first epoch: part of it may be the disk's first reading"] if is_first_epoch else []),
+        ],
+        ruled_out=_not_copying(history, waits),
+        probe="time `Stream.gather` alone: reading, decoding and collating are all in it",
+        remedy=(f"gather in {more} threads (system.data_workers={more}, now {workers}); if that does not help, do the "
+                "decoding once, in `rung data`, and keep the store on a local disk"),
+        changes={"system.data_workers": more},
+    )  # fmt: skip
+
+
+@rule("P2", "Waiting for copies to the device")
+def transfer_bound(history: History) -> Finding | None:
+    """copy_s over step_s, where copies are not hidden behind the step before."""
+    seen = _window(history, "copy_s", "step_s", "wait_s")
+    if seen is None or str(history.derived.get("device", "cpu")).startswith("cpu"):
+        return None
+    copies, steps, waits = seen
+    share = _share(copies, steps)
+    workers = int(history.config.get("system.data_workers") or 0)
+    # Copies run in the threads that gather. They cost something only where the step waits for these, or has none.
+    is_hidden = workers > 0 and (_share(waits, steps) <= SHARE or copies.sum() < 0.5 * waits.sum())
+    if share <= SHARE or is_hidden:
+        return None
+    cause = "no thread copies ahead (system.data_workers=0)" if not workers else "the step waits for them"
+    return Finding(
+        "P2",
+        _severity(history, float(np.mean(copies))),
+        f"Copying rows to the device took {share:.0%} of a step, and {cause}.",
+        evidence=[
+            f"copy_s median {np.median(copies):.3g}, step_s median {np.median(steps):.3g}, wait_s median "
+            f"{np.median(waits):.3g} over {len(steps)} steps; limit {SHARE:.0%}"
+        ],
+        probe="the same steps on rows that are on the device already",
+        remedy="send smaller types (uint8 or float16, made float on the device) and copy ahead of the step",
+        changes={} if workers else {"system.data_workers": 1},
+        hides=["P1"],  # the waiting is this copying
+    )
+
+
+@rule("P4", "Memory grows")
+def memory_creep(history: History) -> list[Finding]:
+    """memory_mb, reserved_mb and rss_mb after step 100: Theil-Sen slope and its significance."""
+    found: list[Finding] = []
+    for name, what in (("memory_mb", "allocated on the device"), ("reserved_mb", "reserved on the device"),
+                       ("rss_mb", "of the process")):  # fmt: skip
+        if name == "reserved_mb" and found:
+            continue  # what is allocated is reserved too: the cause is told, not its shadow
+        finding = _creep(history, name, what)
+        if finding is not None:
+            found.append(finding)
+    return found
+
+
+def _creep(history: History, name: str, what: str) -> Finding | None:
+    # A store is mapped, not read: its pages come to the process until each was touched once.
+    first = max(100, math.ceil(history.steps_per_epoch)) if name == "rss_mb" and _is_known(history) else 100
+    series = _quiet(history, history[name].finite.between(first, history.end))
+    if len(series) < 8 or series.steps[-1] - series.steps[0] < 200 or _shapes_changed(history, series):
+        return None
+    third = max(len(series) // 3, 1)
+    if np.median(series.values[-third:]) - np.median(series.values[:third]) < 10.0:
+        return None  # most runs end here, and the slopes of all pairs cost a millisecond
+    slope, p_value = theil_sen(series)
+    growth = slope * float(series.steps[-1] - series.steps[0])
+    middle = len(series) // 2
+    later, _ = theil_sen(Series(series.steps[middle:], series.values[middle:]))
+    if slope <= 0 or p_value >= 0.01 or growth <= max(0.01 * series.median, 20.0) or later < slope / 3:
+        return None
+    planned = max(history.num_steps or 0, history.end)
+    at_end = float(series.values[-1]) + slope * (planned - history.end)
+    return Finding(
+        "P4",
+        "warn",
+        f"Memory {what} grew by {growth:.0f} MB from step {series.steps[0]} to {series.steps[-1]}, and still grows.",
+        since=int(series.steps[0]),
+        evidence=[
+            f"{name} {series.values[0]:.0f} -> {series.values[-1]:.0f} MB, {1000 * slope:.1f} MB per 1000 steps "
+            f"(Theil-Sen over {len(series)} values without evals and saves, p {p_value:.1g}); limit 1 % and 20 MB",
+            f"at this pace {at_end:.0f} MB at step {planned}",
+        ],
+        ruled_out=["longer rows: the targets of a step stayed the same"],
+        probe="the same run without evals and samples (eval_interval=0): does it still grow?",
+        remedy="look for tensors that are kept with their graph (append loss.item(), not loss), and for lists and "
+        "caches that only grow",
+        title=f"Memory grows ({name})",
+    )
+
+
+@rule("P5", "Slower than it was")
+def slower(history: History) -> Finding | None:
+    """Median and cumulative sum of log(targets / step_s), against the run's own best and its parent's."""
+    steps, rates = _rates(history)
+    if len(rates) < 2 * WINDOW or _targets_changed(history):
+        return None
+    now = float(np.median(rates[-WINDOW:]))
+    windows = np.lib.stride_tricks.sliding_window_view(rates[:-WINDOW], WINDOW)[:: WINDOW // 2]
+    best = float(np.median(windows, axis=1).max())
+    noise = 1.25 * Series(steps, rates).last(2 * WINDOW).sigma / math.sqrt(WINDOW)  # of a median of so many
+    is_slower = now < best - max(-math.log(1 - SLOWER), 6 * noise)
+    # The best of many noisy windows is too good, and half a window of bad steps is no state.
+    if not is_slower or any(np.median(part) > (best + now) / 2 for part in np.split(rates[-WINDOW:], 5)):
+        return _slower_than_parent(history, now)
+    # The sum of what lies above halfway between then and now rises before the change and falls after it.
+    onset = int(steps[min(int(np.argmax(np.cumsum(rates - (best + now) / 2))) + 1, len(steps) - 1)])
+    step_s = history["step_s"]
+    before, after = step_s.between(SETTLED, onset).median, step_s.last().median
+    waited = history["wait_s"].last().median - history["wait_s"].between(SETTLED, onset).median
+    evidence = [
+        f"targets a second {math.exp(best):.4g} at its best (median of {WINDOW} steps), {math.exp(now):.4g} in the "
+        f"last {WINDOW}; limit {SLOWER:.0%}",
+        f"step_s median {before:.3g} before step {onset}, {after:.3g} now",
+    ]
+    if near := events_near(history, onset):
+        evidence.append(f"about step {onset}: {', '.join(near)}")
+    is_loader = waited > 0.5 * (after - before)
+    return Finding(
+        "P5",
+        _severity(history, after - before, since=onset),
+        f"Steps became {1 - math.exp(now - best):.0%} slower at about step {onset}.",
+        since=onset,
+        evidence=evidence + ([f"{waited:.3g} s of it are waiting for data"] if is_loader else []),
+        ruled_out=["larger steps: the targets of a step stayed the same"]
+        + ([] if is_loader else [f"waiting for data: wait_s changed by {waited:+.2g} s"]),
+        probe="another program on the device, its clock and temperature; recompilation (TORCH_LOGS=recompiles)",
+        remedy="see what happened at that step; a resume from the last save often runs at the old speed again",
+    )
+
+
+def _slower_than_parent(history: History, now: float) -> Finding | None:
+    parent = history.parent
+    if parent is None or not _same_work(history, parent):
+        return None
+    _, rates = _rates(parent)
+    if len(rates) < WINDOW:
+        return None
+    before = float(np.median(rates))
+    if now - before > math.log(1 - SLOWER_THAN_PARENT):
+        return None
+    return Finding(
+        "P5",
+        "info",  # another day and perhaps another machine: worth knowing, not worth a warning
+        f"Steps are {1 - math.exp(now - before):.0%} slower than those of {parent.run_id}, with the same config.",
+        evidence=[f"targets a second {math.exp(before):.4g} there, {math.exp(now):.4g} here (medians); limit "
+                  f"{SLOWER_THAN_PARENT:.0%}"],
+        probe="both again, one after the other on this machine",
+        remedy="compare device, driver and torch of the two (`rung show`)",
+    )  # fmt: skip
+
+
+def theil_sen(series: Series) -> tuple[float, float]:
+    """The median of all slopes between two points, and how likely so clear a rise or fall is by chance (Kendall)."""
+    if len(series) > 120:  # all pairs of a thousand points say no more
+        kept = np.linspace(0, len(series) - 1, 120).astype(int)
+        series = Series(series.steps[kept], series.values[kept])
+    num = len(series)
+    if num < 3:
+        return 0.0, 1.0
+    i, j = np.triu_indices(num, 1)
+    rises = series.values[j] - series.values[i]
+    slope = float(np.median(rises / (series.steps[j] - series.steps[i])))
+    _, ties = np.unique(series.values, return_counts=True)
+    variance = (num * (num - 1) * (2 * num + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18
+    score = float(np.sign(rises).sum())
+    if variance <= 0:
+        return 0.0, 1.0
+    z = (abs(score) - 1) / math.sqrt(variance) if score else 0.0
+    return slope, math.erfc(max(z, 0.0) / math.sqrt(2))
+
+
+def _window(history: History, *names: str) -> list[np.ndarray] | None:
+    """These values in the last 100 steps that have them all, without the first ones; None if too few."""
+    columns = [history[name].finite.between(SETTLED, history.end).last(WINDOW) for name in names]
+    steps = columns[0].steps
+    for column in columns[1:]:
+        steps = np.intersect1d(steps, column.steps, assume_unique=True)
+    if len(steps) < WINDOW // 2:
+        return None
+    return [column.values[np.isin(column.steps, steps)] for column in columns]
+
+
+def _share(parts: np.ndarray, wholes: np.ndarray) -> float:
+    """The share of the time, without the two longest: one hiccup of a disk is not a state of the run."""
+    kept = np.argsort(parts)[: max(len(parts) - 2, 1)]
+    return float(parts[kept].sum() / max(wholes[kept].sum(), 1e-9))
+
+
+def _severity(history: History, a_step_s: float, since: int = 0) -> str:
+    planned = max(history.num_steps or 0, history.end) - since
+    return "warn" if a_step_s * planned >= WORTH_S else "info"
+
+
+def _not_copying(history: History, waits: np.ndarray) -> list[str]:
+    copies = history["copy_s"].last(len(waits)).median
+    return [f"copying to the device: copy_s median {copies:.3g}"] if copies < 0.5 * float(np.median(waits)) else []
+
+
+def _rates(history: History) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and log(targets / step_s), without the first ones."""
+    targets, seconds = history["targets"], history["step_s"]
+    steps, a, b = np.intersect1d(targets.steps, seconds.steps, assume_unique=True, return_indices=True)
+    good = (steps >= SETTLED) & (targets.values[a] > 0) & (seconds.values[b] > 0)
+    return steps[good], np.log(targets.values[a][good] / seconds.values[b][good])
+
+
+def _targets_changed(history: History) -> bool:
+    """Rows that grow with the step cost more or less for other reasons than a slow machine."""
+    targets = history["targets"].finite.between(SETTLED, history.end)
+    medians = [float(np.median(part)) for part in np.array_split(targets.values, 4) if len(part)]
+    return max(medians) > 1.02 * min(medians)
+
+
+def _shapes_changed(history: History, series: Series) -> bool:
+    targets = history["targets"].finite.between(int(series.steps[0]), int(series.steps[-1]) + 1)
+    if len(targets) < 4:
+        return False
+    third = max(len(targets) // 3, 1)
+    before, after = np.median(targets.values[:third]), np.median(targets.values[-third:])
+    return bool(abs(after - before) > 0.02 * before)
+
+
+def _quiet(history: History, series: Series) -> Series:
+    """Without steps before which something was evaluated, saved or sampled."""
+    kept = np.ones(len(series), bool)
+    for name in ("eval_s", "save_s", "sample_s"):
+        if name in history:
+            kept &= ~np.isin(series.steps, history[name].steps[history[name].values > 0])
+    return Series(series.steps[kept], series.values[kept])
+
+
+def _is_known(history: History) -> bool:
+    return math.isfinite(history.steps_per_epoch)
+
+
+def _same_work(history: History, parent: History) -> bool:
+    """The same config but for what costs no time: the seed and the rates."""
+    names = set(history.config) | set(parent.config)
+    differ = [n for n in names if history.config.get(n) != parent.config.get(n) and not n.startswith(("seed", "lr."))]
+    same = ("device", "dtype", "num_ranks", "rows_per_step", "parameters")
+    return not differ and all(history.derived.get(name) == parent.derived.get(name) for name in same)

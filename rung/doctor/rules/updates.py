@@ -1,0 +1,328 @@
+"""Rules about single tensors: how far each update moved them, and what gradient reached them.
+
+Embeddings and vectors are left out of the comparisons: their rows see few tokens, and gains and biases have sizes of
+their own. Nothing says which matrix is an embedding, so its name does.
+
+The surprising thing: a ratio of update to weight means nothing while a weight is still close to zero, as output
+projections often are at first; such tensors have NaN in its place until they have grown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from rung.doctor.finding import Finding
+from rung.doctor.history import WINDOW, History
+from rung.doctor.rules import rule
+from rung.doctor.rules.float16 import first_struggle
+from rung.doctor.rules.lookups import at
+
+EMBEDDING = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|tok|tokens?|pos|positions?|positional\w*|places?)([._]|$)")
+SMALL = 0.05  # of the usual size of a weight: below, a tensor began at zero and has not grown yet
+FIRST, SHOCK = 20, 0.5  # steps, and the ratio of one update there: healthy .076; lr x 10 with warm-up .25, without 1.6
+VANISHED = 1e-4  # of the median over layers: 12 sigmoids 1e-11, 12 tanhs 1.9e-3, Kaiming and ReLU 4.7e-2
+LEAST, MOST, APART = 1e-5, 3e-2, 30  # healthy ratios: 2.6e-3 in the median, or 6e-3 to 3e-2 with small first weights
+# Small first weights make all ratios large for a while (4e-2 at step 60 of a healthy run), which is no matter of single
+# tensors: what is outside of the limits must also stand out. Healthy ones lie within x2.4 of the median, a head with
+# 100 times the rate at x3.1 to x4.7 (its weights grow, so no more), a layer with a hundredth at 1/100.
+STANDS_OUT = 3
+
+
+class Matrices(NamedTuple):
+    """The table of tensors, where a matrix was updated: all arrays are (steps, names)."""
+
+    steps: np.ndarray
+    names: list[str]
+    grad: np.ndarray
+    weight: np.ndarray
+    update: np.ndarray
+    eps_share: np.ndarray
+    numel: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """Root mean square of the weights."""
+        return self.weight / np.sqrt(self.numel)
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """Update over weight, NaN for what is still close to zero."""
+        usual = median(self.size, axis=1)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.size > SMALL * usual, self.update / self.weight, np.nan)
+
+    def worst(self, values: np.ndarray, largest: bool = True, num: int = 3) -> str:
+        """The names with the largest (or smallest) value, and the values."""
+        finite = np.flatnonzero(np.isfinite(values))
+        order = finite[np.argsort(-values[finite] if largest else values[finite], kind="stable")][:num]
+        return ", ".join(f"{self.names[n]} {values[n]:.3g}" for n in order)
+
+
+def matrices(history: History, first: int = 0, end: int | None = None) -> Matrices | None:
+    """What was measured in [first, end) at steps that were applied; None where that is nothing."""
+    table = history.table("tensors")
+    if table is None or not len(table.steps):
+        return None
+    stop = history.end if end is None else end
+    skipped, lr = at(history["skipped"], table.steps), at(history["lr"], table.steps)
+    rows = np.flatnonzero((table.steps >= first) & (table.steps < stop) & ~(skipped > 0) & ~(lr == 0))
+    is_matrix = table.columns["decayed"][-1] > 0
+    names = np.flatnonzero(is_matrix & [not EMBEDDING.search(name) for name in table.names])
+    if not len(rows) or not len(names):
+        return None
+    picked = {c: table.columns[c][np.ix_(rows, names)] for c in ("grad", "weight", "update", "eps_share", "numel")}
+    return Matrices(table.steps[rows], [table.names[n] for n in names], **picked)
+
+
+def recent(history: History) -> Matrices | None:
+    """The last window, without the warm-up."""
+    return matrices(history, max(history.warmup_steps, history.end - WINDOW))
+
+
+def median(values: np.ndarray, axis: int) -> np.ndarray:
+    """Of the finite values along an axis; NaN where there is none."""
+    ordered = np.sort(np.where(np.isfinite(values), values, np.nan), axis=axis)  # NaN comes last
+    count = np.isfinite(values).sum(axis=axis, keepdims=True)
+    middles = [np.take_along_axis(ordered, np.maximum(n, 0), axis) for n in ((count - 1) // 2, count // 2)]
+    return np.where(count > 0, (middles[0] + middles[1]) / 2, np.nan).squeeze(axis)
+
+
+@rule("O3", "Shock without a warm-up", "scan", in_warmup=True)
+def warmup_shock(history: History) -> Finding | None:
+    seen = matrices(history, 0, FIRST)
+    if history.warmup_steps >= 50 or seen is None:
+        return None
+    usual = median(seen.size, axis=1)[:, None]
+    # What starts at zero is judged by the size that its neighbours have.
+    ratio = seen.update / np.sqrt(seen.numel) / np.where(seen.size > SMALL * usual, seen.size, usual)
+    rows = np.flatnonzero(np.nanmax(np.where(np.isfinite(ratio), ratio, -1), axis=1) > SHOCK)
+    if not len(rows):
+        return None
+    step, biggest = int(seen.steps[rows[0]]), np.nanmax(ratio, axis=0)
+    table = history.table("attention")
+    early = np.zeros(0) if table is None else table.columns["logit"][table.steps <= 100].ravel()
+    logit = float(np.nanmax(early)) if len(early) else float("nan")
+    lr, beta2 = history.config.get("lr.learning_rate"), float(history.config.get("optimizer.beta2") or 0.95)
+    return Finding(
+        "O3",
+        "sick" if logit > 50 else "warn",  # 93 after a shock, 16 at the same rate with a warm-up
+        f"an update of step {step} changed a matrix by {np.nanmax(biggest):.0%} of its norm, with a warm-up of "
+        f"{history.warmup_steps} steps",
+        since=step,
+        evidence=[
+            f"largest update / weight in the first {FIRST} steps (limit {SHOCK:g}): {seen.worst(biggest)}",
+            f"lr {lr}; largest attention logit in the first 100 steps: {logit:.3g} (limit 50)",
+        ],
+        ruled_out=[
+            f"one tensor alone (O8): the median over matrices is {float(np.nanmedian(biggest)):.2g}",
+            "weights that start at zero: they are compared with the size of the others",
+        ],
+        probe=f"rung check {history.run_id}",
+        remedy="raise the learning rate linearly over max(100, 2 / (1 - beta2)) steps, at most a tenth of the run",
+        changes={"lr.warmup_iters": _warmup(history, beta2)},
+    )
+
+
+def _warmup(history: History, beta2: float) -> int:
+    wanted = max(100, round(2 / (1 - beta2)))
+    return min(wanted, max(FIRST, history.num_steps // 10)) if history.num_steps else wanted
+
+
+@rule("O6", "Eps too large")
+def eps_too_large(history: History) -> Finding | None:
+    """Adam divides by the root of the second moment plus eps: where eps is the larger, it is a slow SGD."""
+    seen = recent(history)
+    eps = float(history.config.get("optimizer.eps") or 0)
+    if seen is None or not eps:
+        return None
+    shrink = at(history["norm_clipped"], seen.steps) / at(history["norm"], seen.steps)  # Adam sees clipped gradients
+    shrink = np.where(np.isfinite(shrink), shrink, 1.0)[:, None]
+    with np.errstate(divide="ignore"):
+        against = median(eps / (seen.grad * shrink / np.sqrt(seen.numel)), axis=0)
+    share = median(seen.eps_share, axis=0)
+    has_moments = np.isfinite(share)
+    # A matrix whose gradient is 0 in most places (units that are silent) has such a share at any eps; there, what is
+    # left is large: healthy matrices have eps / rms(g) near 1e-5.
+    bad = has_moments & np.isfinite(against) & ((against > 0.3) | ((share > 0.5) & (against > 0.01)))
+    if not bad.any():
+        return None
+    held = bad[has_moments].mean()
+    gradients = eps / against
+    depth = float(np.nanmin(gradients) / np.nanmedian(gradients))
+    return Finding(
+        "O6",
+        "sick" if held > 0.5 else "warn",
+        f"optimizer.eps={eps:g} outweighs the gradients of {int(bad.sum())} of {int(has_moments.sum())} matrices: "
+        "Adam acts as a slow SGD there",
+        evidence=[
+            f"eps / rms(gradient), limit 0.3: {seen.worst(np.where(bad, against, np.nan))}",
+            f"share of elements with a second moment below eps, limit 0.5: {seen.worst(np.where(bad, share, np.nan))}",
+        ],
+        ruled_out=[
+            f"gradients that vanish with depth (O7): the smallest is {depth:.2g} of the median",
+            "rows of rare tokens: embeddings are not counted",
+        ],
+        probe=f"rung train --from {history.run_id} optimizer.eps={eps / 1000:g}",
+        remedy="lower eps to 1e-12 or less, with float32 state; raising it is the wrong way here",
+        changes={"optimizer.eps": 1e-8 if np.nanmedian(gradients) > 1e-6 else 1e-15},
+        hides=["O2", "O8"],
+    )
+
+
+@rule("O7", "Gradients vanish with depth")
+def vanishing(history: History) -> Finding | None:
+    """A gradient that is exactly zero is O9's or a dead unit's, and is not counted; nor are vectors."""
+    seen = recent(history)
+    if seen is None:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flow = median(np.where(seen.grad > 0, seen.grad / seen.weight, np.nan), axis=0)
+    if np.isfinite(flow).sum() < 3:
+        return None
+    middle, least = float(np.nanmedian(flow)), float(np.nanmin(flow))
+    if not least < VANISHED * middle:
+        return None
+    num_bad = int((flow < VANISHED * middle).sum())
+    total = history["norm"].last()
+    return Finding(
+        "O7",
+        "sick" if least < 1e-2 * VANISHED * middle else "warn",
+        f"{num_bad} of {len(flow)} matrices get almost no gradient: {least / middle:.1e} of what the median gets",
+        evidence=[
+            f"gradient / weight: median {middle:.3g}, limit {VANISHED:g} x; least {seen.worst(flow, largest=False)}",
+            f"most: {seen.worst(flow)}",
+        ],
+        ruled_out=[
+            f"no gradient at all: the norm of the step is {total.median:.3g}",
+            "weights that are not trained (O9): these have a gradient above 0, and frozen ones are not in the table",
+        ],
+        probe=f"rung check {history.run_id}",
+        remedy="residual connections, a norm before each layer, first weights whose variance fits the activation "
+        "(Kaiming for ReLU), or an activation that does not saturate",
+        hides=["O6", "O8"],
+    )
+
+
+@rule("O8", "Update size off in some tensors")
+def update_off(history: History) -> Finding | None:
+    """Judged where the rate is near its peak: at the end of a decay every update is small, and is meant to be."""
+    seen = recent(history)
+    rates = history["lr"]
+    if seen is None or not len(rates):
+        return None
+    near_peak = at(rates, seen.steps) >= 0.1 * rates.values.max()
+    if near_peak.sum() < 2:
+        return None
+    ratio = median(seen.ratio[near_peak], axis=0)
+    if np.isfinite(ratio).sum() < 4:  # a median of fewer is no measure for one of them
+        return None
+    middle = float(np.nanmedian(ratio))
+    high = ((ratio > MOST) & (ratio > STANDS_OUT * middle)) | (ratio > APART * middle)
+    low = ((ratio < LEAST) & (ratio < middle / STANDS_OUT)) | (ratio < middle / APART)
+    low &= ratio > 0  # exactly 0 is O9's
+    if not (high | low).any():
+        return None
+    return Finding(
+        "O8",
+        "warn",
+        f"{int(high.sum())} matrices are changed too much by each update and {int(low.sum())} too little",
+        evidence=[
+            f"update / weight: median over matrices {middle:.2g}; usual {LEAST:g} to {MOST:g}, and within x{APART}",
+            *([f"too much: {seen.worst(np.where(high, ratio, np.nan), num=5)}"] if high.any() else []),
+            *([f"too little: {seen.worst(np.where(low, ratio, np.nan), largest=False, num=5)}"] if low.any() else []),
+        ],
+        ruled_out=[
+            f"the learning rate as a whole (O1, O2): {int((~(high | low)).sum())} of {len(ratio)} are in range",
+            f"weights close to zero: those below {SMALL:g} of the usual size are not counted",
+        ],
+        probe=f"rung show {history.run_id}",
+        remedy="give these tensors a rate of their own (an objective's lr_scale), or other first weights",
+    )
+
+
+@rule("O9", "Parameters not updating", "scan", in_warmup=True)
+def not_updating(history: History) -> Finding | None:
+    """Exactly no change at each of three or more steps that were applied with lr > 0, in the whole history so far.
+
+    A parameter that no objective has is in no table. Where the run tells their names (`left_out`: no objective has them
+    though they require a gradient) it is as sick; where it tells only their number they may be frozen on purpose.
+    """
+    left_out = [str(name) for name in history.derived.get("left_out") or ()]
+    table = history.table("tensors")
+    names: list[str] = []
+    steps, grad = np.zeros(0, np.int64), np.zeros((1, 0))
+    if table is not None:
+        applied = ~(at(history["skipped"], table.steps) > 0) & (at(history["lr"], table.steps) > 0)
+        update, grad, steps = table.columns["update"][applied], table.columns["grad"][applied], table.steps[applied]
+        still = (update == 0).sum(axis=0)
+        frozen = (still >= 3) & (still == np.isfinite(update).sum(axis=0))  # NaN: its objective was not due
+        names, grad = [n for n, is_still in zip(table.names, frozen, strict=True) if is_still], grad[:, frozen]
+    if not names and not left_out:
+        return _all_skipped(history) or _in_no_objective(history)
+    has_none = np.all(np.isnan(grad), axis=0)
+    is_zero = ~has_none & np.all(np.nan_to_num(grad) == 0, axis=0)
+    causes = {
+        "in no objective": left_out,
+        "no gradient: the loss does not depend on it, or it is detached": _picked(names, has_none),
+        "a gradient of exactly 0": _picked(names, is_zero),
+        "a gradient, and still no change": _picked(names, ~has_none & ~is_zero),
+    }
+    num_all = len(table.names) + len(left_out) if table is not None else len(left_out)
+    return Finding(
+        "O9",
+        "sick",
+        f"{len(names) + len(left_out)} of {num_all} parameters have not changed at all: "
+        + ", ".join([*left_out, *names][:5]),
+        since=int(steps[0]) if len(steps) else 0,
+        evidence=[f"{why}: {', '.join(which[:8])}" for why, which in causes.items() if which]
+        + [f"update exactly 0 at {len(steps)} measured steps that were applied with lr > 0"],
+        ruled_out=[
+            "frozen on purpose: what does not require a gradient is not counted",
+            f"steps that were left out: {int((history['skipped'].values > 0).sum())} of {len(history['skipped'])}",
+        ],
+        probe=f"rung check {history.run_id}",
+        remedy="give the objective these parameters, or let the loss depend on them (look for detach, no_grad, a "
+        "branch that is never taken); where there is a gradient, the rate is below the last digit of float32: raise it",
+    )
+
+
+def _all_skipped(history: History) -> Finding | None:
+    """Every step left out: nothing was measured because nothing was applied."""
+    skipped = history["skipped"]
+    if len(skipped) < 3 or not (skipped.values > 0).all() or history.events_of("diverged"):
+        return None
+    if first_struggle(history) is not None:  # N4 knows why
+        return None
+    return Finding(
+        "O9",
+        "sick",
+        f"none of {len(skipped)} steps was applied: all were left out",
+        since=int(skipped.steps[0]),
+        evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
+        ruled_out=["parameters that no optimizer has: no parameter was changed at all"],
+        probe=f"rung replay {history.run_id}@{int(skipped.steps[-1])}",
+        remedy="see why each step is left out: gradients that are not finite, or a scale that never settles",
+    )
+
+
+def _in_no_objective(history: History) -> Finding | None:
+    every, trained = history.derived.get("parameters") or 0, history.derived.get("trained_parameters") or 0
+    if not 0 < trained < every or "left_out" in history.derived:
+        return None
+    return Finding(
+        "O9",
+        "info",
+        f"{every - trained} of {every} parameters are in no objective ({1 - trained / every:.0%})",
+        since=0,
+        evidence=[f"the model has {every} numbers to learn, the objectives {trained}"],
+        ruled_out=["parameters that an objective has and does not move: each of these changed"],
+        probe=f"rung check {history.run_id}",
+        remedy="right where they are frozen on purpose; else give an objective all parameters of the model",
+    )
+
+
+def _picked(names: list[str], mask: np.ndarray) -> list[str]:
+    return [name for name, is_in in zip(names, mask, strict=True) if is_in]

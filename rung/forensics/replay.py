@@ -1,0 +1,230 @@
+"""Replays a step of a run: a captured one to name its cause, any other to show that it comes out as it did.
+
+Everything is computed in one process: the micros of all ranks come one after the other, and the first whose own loss or
+gradient is bad names its rank. Nothing of the run is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rung.data.prefetch import Micro
+from rung.engine import capture, checkpoint
+from rung.engine.build import Setup, restore
+from rung.engine.capture import Captured
+from rung.engine.state import set_training
+from rung.errors import CheckpointError, RunError, UserError
+from rung.forensics.examine import NUM_OTHERS, Report, examine, look_at_update
+from rung.forensics.first import is_usable
+from rung.forensics.rerun import Broken, Rerun
+from rung.forensics.verdict import Verdict
+from rung.forensics.walk import Walk
+from rung.runs.query import Run
+
+MOST_STEPS = 200  # that are taken again to find where weights broke
+STEPS_APART = 20  # between lines about how far a replay has come
+
+
+def captured_steps(run: Run) -> list[int]:
+    """Oldest first."""
+    return capture.steps(run.path / "captures")
+
+
+def read(run: Run, step: int | None) -> Captured:
+    """The capture of a step, or the latest one."""
+    known = captured_steps(run)
+    if not known:
+        raise RunError(
+            f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step"
+        )
+    if step is not None and step not in known:
+        raise RunError(f"{run.id} has no capture of step {step}; it has {', '.join(map(str, known))}")
+    path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"
+    try:
+        return capture.read(path)
+    except UserError:
+        raise
+    except Exception as error:  # of the reader of tensors
+        raise CheckpointError(f"the capture {path} is damaged: {' '.join(str(error).split())}") from error
+
+
+def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug: bool = False) -> Verdict:
+    """Why a captured step failed. `setup` is of the run's own config, as `build` leaves it, in one process."""
+    fact = captured.facts[0]
+    walk = Walk(setup, run)
+    restore(setup, captured.path)
+    set_training(setup.state.model)
+    micros = [micro for of_rank in captured.micros for micro in of_rank]
+    if is_debug:
+        stop_here(setup, micros)
+    rerun = Rerun(
+        model=setup.state.model,
+        objectives=setup.state.objectives,
+        micros=micros,
+        precision=setup.precision,
+        nominal=setup.rate.rows_per_step * setup.rate.targets_per_row,
+        grad_clip=setup.cfg.optimizer.grad_clip,
+        lr=fact["lr"],
+        step=fact["step"],
+        is_compiled=bool(fact["compile"]),
+        ranks=[f["rank"] for f, of_rank in zip(captured.facts, captured.micros, strict=True) for _ in of_rank],
+        other_batches=lambda: _others(setup, fact["step"], fact["position"], micros),
+        older_weights=lambda: _older(walk, fact["step"]),
+        first_broken=lambda: _first_broken(walk, captured),
+    )
+    return examine(rerun, fact.get("error") or "", _missing(setup, captured), report)
+
+
+def _missing(setup: Setup, captured: Captured) -> list[str]:
+    """What of the recorded step is not here."""
+    fact, said = captured.facts[0], []
+    if fact["device"].partition(":")[0] != setup.world.device.type:
+        said.append(f"the device of the run ({fact['device']}): this machine computes on {setup.world.device.type}")
+    if fact["torch"] != torch.__version__:
+        said.append(f"torch {fact['torch']}, with which it was recorded: here is {torch.__version__}")
+    lost = sorted(set(range(fact["num_ranks"])) - {f["rank"] for f in captured.facts})
+    return said + [f"rank {rank}: its batch was not captured" for rank in lost]
+
+
+def _others(setup: Setup, step: int, position: int, micros: Sequence[Micro]) -> Iterator[list[Micro]]:
+    """The rows of steps nearby in the places of this step's: those before it, then those after it."""
+    rows_per_step = setup.cut.rows_per_step
+    stream, seed, num_before = setup.streams["train"], setup.cfg.seed, position // rows_per_step
+    for away in [*range(-1, -1 - min(num_before, NUM_OTHERS), -1), *range(1, 1 + NUM_OTHERS)]:
+        ids = stream.ids(position + away * rows_per_step, rows_per_step, seed)
+        others = []
+        for micro in micros:
+            draw = micro.draw
+            arrays = stream.gather(ids[draw.rows], type(draw)(seed, step + away, draw.rows))
+            batch = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+            others.append(Micro(ids[draw.rows], draw, batch))
+        yield others
+
+
+def _older(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The last whole save before the step; and the beginning, since a save may already be ill."""
+    for save in reversed([s for s in walk.saves.steps() if s < step]):
+        if checkpoint.problem_of(walk.saves.at(save)) is None:
+            yield f"the weights of step {save}", checkpoint.load(walk.saves.at(save)).weights
+            break
+    weights = walk.initial() if step > 0 else None
+    if weights is not None:
+        yield "the weights of the beginning", weights
+
+
+def _first_broken(walk: Walk, captured: Captured) -> Broken | None:
+    """Takes the steps before a capture again until the weights are no longer finite."""
+    end, model = captured.facts[0]["step"], walk.setup.state.model
+    try:
+        begun = walk.go_to(end)
+        start = walk.step
+        if _bad(model):
+            return Broken(-1, begun, _bad(model)) if start == 0 else None
+        if end - start > MOST_STEPS:
+            return None
+        while walk.step <= end:
+            step, row = walk.step, walk.take()
+            if bad := _bad(model):
+                are_finite = row["skipped"] == 0
+                walk.go_to(step)
+                found = _autopsy(walk, step) if are_finite else None
+                return Broken(step, f"steps {start} to {step}", bad, are_finite, found)
+        return Broken(end, f"steps {start} to {end} from {begun}")
+    except UserError:
+        return None
+    finally:
+        restore(walk.setup, captured.path)
+
+
+def _autopsy(walk: Walk, step: int) -> Any:
+    while walk.step < step:
+        walk.take()
+    setup = walk.setup
+    rerun = Rerun(
+        setup.state.model, setup.state.objectives, walk.micros(), setup.precision,
+        setup.rate.rows_per_step * setup.rate.targets_per_row, setup.cfg.optimizer.grad_clip, walk.lr(), step,
+    )  # fmt: skip
+    return look_at_update(rerun, rerun.take(with_update=True))
+
+
+def _bad(model: torch.nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if not is_usable(p)]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A step that was taken again, beside what the record says of it."""
+
+    step: int
+    begun: str
+    num_steps: int
+    loss: float
+    norm: float
+    recorded_loss: float
+    recorded_norm: float
+    note: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """To the bit; NaN equals NaN here."""
+        pairs = ((self.loss, self.recorded_loss), (self.norm, self.recorded_norm))
+        return all(a == b or (a != a and b != b) for a, b in pairs)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self) | {"is_equal": self.is_equal}
+
+    def lines(self) -> list[str]:
+        how = "equal to the bit" if self.is_equal else "not equal"
+        lines = [f"step {self.step}  {how}  ({self.num_steps} steps from {self.begun})"]
+        lines += [
+            f"  {name:<6}{now!r}" + ("" if now == then or now != now else f", recorded {then!r}")
+            for name, now, then in (("loss", self.loss, self.recorded_loss), ("norm", self.norm, self.recorded_norm))
+        ]
+        return lines + ([f"  {self.note}"] if self.note else [])
+
+
+def replay_healthy(setup: Setup, run: Run, step: int, report: Report, is_debug: bool = False) -> Compared:
+    """Takes a step of a run again, from the last whole save at or before it, and compares loss and norm."""
+    columns = run.metrics(["loss", "norm"])
+    rows = {
+        s: (a, b) for s, a, b in zip(columns["step"], columns["loss"], columns["norm"], strict=True) if b is not None
+    }
+    if step not in rows:
+        known = f"it has steps {min(rows)} to {max(rows)}" if rows else "it has none"
+        known += f" and captures of {', '.join(map(str, captured_steps(run)))}" if captured_steps(run) else ""
+        raise RunError(f"{run.id} has no row of step {step} to compare with; {known}")
+    walk = Walk(setup, run)
+    begun, first = walk.go_to(step), walk.step
+    report(f"from {begun}")
+    while walk.step < step:
+        walk.take()
+        if (walk.step - first) % STEPS_APART == 0:
+            report(f"step {walk.step} of {step}")
+    if is_debug:
+        stop_here(setup, walk.micros())
+    row = walk.take()
+    loss, norm = rows[step]
+    compared = Compared(step, begun, step - first + 1, row["loss"], row["norm"], float(loss), float(norm))
+    return compared if compared.is_equal else replace(compared, note=_why_not_equal(setup, run))
+
+
+def _why_not_equal(setup: Setup, run: Run) -> str:
+    derived = run.document.get("derived") or {}
+    if derived.get("num_ranks", 1) > 1:
+        return f"it ran on {derived['num_ranks']} ranks; in one process sums are added in another order"
+    if setup.world.device.type != "cpu" or "cpu" not in str(derived.get("device", "cpu")):
+        return "kernels of a GPU round as they like; system.deterministic=true makes them repeat themselves"
+    return "on a CPU it should be: other code, another torch, or a loss that depends on something besides the step"
+
+
+def stop_here(setup: Setup, micros: Sequence[Micro]) -> None:
+    """A debugger right before the forward of a step. Try `objective.loss(batch, draw)`, or step on with c."""
+    model, objective = setup.state.model, setup.state.objectives[0]
+    batch, draw = micros[0].batch, micros[0].draw
+    breakpoint()
+    del model, objective, batch, draw

@@ -1,0 +1,356 @@
+"""Takes one step again, as it was or under other conditions, and leaves everything as it found it.
+
+It is made of plain parts, so it serves a captured step of a run and a step of somebody's own loop alike. Each try goes
+through the micros in order from zero gradients, adds them up, takes the norm and, if asked, the update, and says where
+the first number that is not finite came up. What that means is not decided here.
+
+The surprising things: compiled code is taken off by torch's own stance, which reaches every compiled function and
+module wherever it hides, and hooks work again. And float64 means all of it: a model that asks for float32 somewhere
+inside (norms often do) gets float64 there too, or its matrices would not fit together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rung.data.prefetch import Micro
+from rung.engine.optim import set_lr
+from rung.engine.precision import DTYPES, Precision
+from rung.engine.step import Trained, seed_torch
+from rung.forensics.autopsy import Autopsy
+from rung.forensics.first import Found, first_nonfinite, is_finite, is_usable
+from rung.recipe import Draw
+
+Weights = Mapping[str, Tensor]
+
+
+class How(NamedTuple):
+    """Conditions of a try; None is as it was recorded."""
+
+    dtype: str | None = None
+    device: str | None = None
+    is_compiled: bool = False
+
+    def __str__(self) -> str:
+        words = [self.dtype or "", f"on {self.device}" if self.device else "", "compiled" if self.is_compiled else ""]
+        return " ".join(filter(None, words)) or "eager"
+
+
+EAGER = How()
+
+
+@dataclass
+class Try:
+    """What became of one try. `place` is where it first went wrong; empty: nowhere."""
+
+    place: str = ""  # error, loss, gradient, sum, norm, weights, state
+    number: int | None = None  # of the micro
+    objective: str = ""
+    error: str = ""
+    tensors: list[str] = field(default_factory=list)  # parameters whose gradient, weight or state is bad
+    losses: list[float] = field(default_factory=list)  # sums, in order of objectives and micros
+    counts: list[float] = field(default_factory=list)
+    norm: float = math.nan
+    gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # as the update got them
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.place)
+
+
+class Broken(NamedTuple):
+    """The step that left weights behind that are not finite, found by taking the steps before again."""
+
+    step: int
+    searched: str  # which steps were taken, in words
+    tensors: list[str] = []
+    are_gradients_finite: bool = False
+    autopsy: Autopsy | None = None
+
+
+@dataclass
+class Rerun:
+    """`micros` are those of all ranks, in order; `ranks` says whose each is. The model is in its training mode.
+
+    `other_batches` gives micros of other steps with the draws of this one; `older_weights` names and weights of earlier
+    states; `first_broken` where weights that are bad became so. `seed` is called before each forward.
+    """
+
+    model: nn.Module
+    objectives: list[Trained]
+    micros: list[Micro]
+    precision: Precision
+    nominal: float = 1.0
+    grad_clip: float = 0.0
+    lr: float | None = None  # None: what the optimizers have
+    step: int = 0
+    is_compiled: bool = False
+    ranks: list[int] = field(default_factory=list)
+    other_batches: Callable[[], Iterable[list[Micro]]] | None = None
+    older_weights: Callable[[], Iterable[tuple[str, Weights]]] | None = None
+    first_broken: Callable[[], Broken | None] | None = None
+    seed: Callable[[Trained, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
+
+    def __post_init__(self) -> None:
+        self.ranks = self.ranks or [0] * len(self.micros)
+        self.device = next(self.model.parameters()).device
+        self._names = {parameter: name for name, parameter in self.model.named_parameters()}
+        # On the host: the device may have no room for two.
+        self._weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors()}
+        self._optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._all_optimizers()]
+        self._is_updated = False
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    def _all_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for objective in self.objectives for optimizer in objective.optimizers]
+
+    @property
+    def dtype(self) -> str:
+        """The smallest type in which much is computed: that of autocast, or of the weights."""
+        small = {p.dtype for p in self.model.parameters()} & {torch.float16, torch.bfloat16}
+        if self.precision.name != "float32" or not small:
+            return self.precision.name
+        return str(min(small, key=str)).removeprefix("torch.")
+
+    @property
+    def due(self) -> list[Trained]:
+        return [objective for objective in self.objectives if self.step % objective.every == 0]
+
+    @property
+    def bad_weights(self) -> list[str]:
+        """Parameters that are not finite, and buffers with NaN (infinities may be a mask)."""
+        parameters = [name for name, p in self.model.named_parameters() if not is_usable(p)]
+        return parameters + [name for name, b in self.model.named_buffers() if bool(torch.isnan(b).any())]
+
+    @property
+    def bad_state(self) -> list[str]:
+        names = {id(parameter): name for parameter, name in self._names.items()}
+        return [
+            f"{key} of {names.get(id(parameter), '?')}"
+            for optimizer in self._all_optimizers()
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor) and not is_usable(value)
+        ]
+
+    def take(
+        self,
+        how: How = EAGER,
+        micros: Sequence[Micro] | None = None,
+        weights: Weights | None = None,
+        with_update: bool = False,
+    ) -> Try:
+        """The step, or what is left of it with fewer or other micros; stops at the first thing that is bad."""
+        micros = self.micros if micros is None else micros
+        tried = Try()
+        with self._conditions(how, weights) as bench:
+            for objective in self.due:
+                total = self._add_up(objective, micros, bench, tried)
+                if not tried.fails:
+                    self._finish(total, len(micros), bench, tried)
+                if tried.fails:
+                    return tried
+            if with_update:
+                bad_weights, bad_state = self.update(tried.gradients)
+                tried.place = "weights" if bad_weights else "state" if bad_state else ""
+                tried.tensors = bad_weights or bad_state
+        return tried
+
+    def first(self, micro: Micro, objective: Trained, how: How = EAGER) -> Found | None:
+        """The first operation that made something not finite, of one micro, eager."""
+        with self._conditions(how._replace(is_compiled=False)) as bench:
+            here = micro._replace(batch=bench.moved(micro.batch))
+            return first_nonfinite(
+                self.model, here.batch, lambda: self._forward(objective, here, bench)[0], objective.parameters
+            )
+
+    @contextlib.contextmanager
+    def _conditions(self, how: How, weights: Weights | None = None) -> Iterator[_Bench]:
+        """The model as a try wants it; afterwards as it was."""
+        device = torch.device(how.device) if how.device else self.device
+        scale = self.precision.loss_scale if how.dtype in (None, "float16") else None
+        wide = {"float32": torch.float32, "float64": torch.float64}.get(how.dtype or "")
+        dtype, factor = how.dtype or self.precision.name, 1.0 if scale is None else float(scale.scale)
+        bench = _Bench(dtype, device, wide, how.is_compiled, factor)
+        try:
+            with contextlib.ExitStack() as stack:
+                if not how.is_compiled:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                if device != self.device:
+                    self.model.to(device)
+                if weights is not None:
+                    _load(self.model, weights)
+                if how.dtype == "float32":  # weights that are smaller, too
+                    self.model.float()
+                if how.dtype == "float64":
+                    self.model.double()
+                    stack.enter_context(_AllDouble())
+                yield bench
+        finally:
+            self._restore()
+
+    def _forward(self, objective: Trained, micro: Micro, bench: _Bench) -> tuple[Tensor, float, float]:
+        """The scalar to differentiate, the sum and the count."""
+        self.seed(objective, micro)
+        with bench.autocast():
+            loss = (objective.loss if bench.is_compiled else objective.plain_loss)(micro.batch, micro.draw)
+        return loss.sum / self.nominal * bench.scale, float(loss.sum.detach()), float(loss.count)
+
+    def _add_up(
+        self, objective: Trained, micros: Sequence[Micro], bench: _Bench, tried: Try
+    ) -> dict[nn.Parameter, Tensor]:
+        total: dict[nn.Parameter, Tensor] = {}
+        for number, micro in enumerate(micros):
+            tried.objective, tried.number = objective.name, number
+            try:
+                here = micro._replace(batch=bench.moved(micro.batch))
+                scalar, value, count = self._forward(objective, here, bench)
+                tried.losses.append(value)
+                tried.counts.append(count)
+                if not math.isfinite(value):
+                    tried.place = "loss"
+                    return total
+                torch.autograd.backward(scalar, inputs=objective.parameters)
+            except Exception as error:  # of the model's own code; it is what is to be found out
+                tried.place, tried.error = "error", f"{type(error).__name__}: {' '.join(str(error).split())}"
+                return total
+            gradients = {p: p.grad for p in objective.parameters if p.grad is not None}
+            tried.tensors = [self._names.get(p, "?") for p, g in gradients.items() if not is_finite(g)]
+            if tried.tensors:
+                tried.place = "gradient"
+                return total
+            for parameter, gradient in gradients.items():
+                total[parameter] = total[parameter].add_(gradient) if parameter in total else gradient
+                parameter.grad = None
+        tried.tensors = [self._names.get(p, "?") for p, g in total.items() if not is_finite(g)]
+        tried.place, tried.number = "sum" if tried.tensors else "", None
+        return total
+
+    def _finish(self, total: dict[nn.Parameter, Tensor], num_micros: int, bench: _Bench, tried: Try) -> None:
+        """As a Stepper does: divides by the count, takes the norm, clips."""
+        count = sum(tried.counts[-num_micros:])
+        factor = self.nominal / (count if count > 0 else 1.0) / bench.scale
+        # Clipping takes the norm in the type of the gradients, and may fail by it; a norm for our eyes only must not.
+        is_used = self.grad_clip > 0
+        gradients = [
+            g if is_used or g.dtype not in (torch.float16, torch.bfloat16) else g.float() for g in total.values()
+        ]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) * factor if total else 0.0
+        tried.norm = norm
+        if not math.isfinite(norm):
+            tried.place = "norm"
+            return
+        shrink = min(1.0, self.grad_clip / (norm + 1e-6)) if self.grad_clip > 0 else 1.0
+        tried.gradients |= {parameter: gradient * (factor * shrink) for parameter, gradient in total.items()}
+
+    def update(self, gradients: Mapping[nn.Parameter, Tensor]) -> tuple[list[str], list[str]]:
+        """Applies gradients; what weights and what of the optimizers' state is bad afterwards. Nothing is restored."""
+        self._is_updated = True
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient.clone()
+        for objective in self.due:
+            if self.lr is not None:
+                set_lr(objective.optimizers, self.lr * objective.lr_scale)
+            for optimizer in objective.optimizers:
+                optimizer.__dict__.pop("found_inf", None)  # what the guard left there belongs to another step
+                optimizer.step()
+        return self.bad_weights, self.bad_state
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._restore()
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for name, tensor in self._tensors():
+            saved = self._weights[name]
+            if tensor.dtype != saved.dtype or tensor.device != self.device:
+                tensor.data = saved.to(self.device, copy=True)
+            else:
+                tensor.copy_(saved)
+            tensor.grad = None
+        if self._is_updated:
+            for optimizer, state in zip(self._all_optimizers(), self._optimizers, strict=True):
+                optimizer.load_state_dict(copy.deepcopy(state))
+            self._is_updated = False
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Rank, and number of the micro within it."""
+        rank = self.ranks[number]
+        return rank, number - self.ranks.index(rank)
+
+
+def rows_of(micro: Micro, rows: np.ndarray) -> Micro:
+    """Some rows of a micro, with the draws they had."""
+    num_rows, draw = len(micro.ids), micro.draw
+    place = torch.from_numpy(np.asarray(rows, np.int64))
+    batch = {
+        name: tensor[place.to(tensor.device)] if tensor.ndim and tensor.shape[0] == num_rows else tensor
+        for name, tensor in micro.batch.items()
+    }
+    return Micro(micro.ids[rows], Draw(draw.seed, draw.step, draw.rows[rows]), batch)
+
+
+class _Bench(NamedTuple):
+    """The conditions of a try, settled."""
+
+    dtype: str
+    device: torch.device
+    floats: torch.dtype | None  # what all floats become; None leaves them
+    is_compiled: bool
+    scale: float  # of the loss
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if DTYPES.get(self.dtype, torch.float32) is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, DTYPES[self.dtype])
+
+    def moved(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy: a loss may write into its batch, and the next try must not see that."""
+        return {
+            name: t.to(self.device, (self.floats or t.dtype) if t.is_floating_point() else t.dtype, copy=True)
+            for name, t in batch.items()
+        }
+
+
+@torch.no_grad()
+def _load(model: nn.Module, weights: Weights) -> None:
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in weights.items():
+        if name in own:
+            own[name].copy_(tensor)
+
+
+class _AllDouble(TorchFunctionMode):
+    """Whoever asks for a smaller float gets float64."""
+
+    SMALL = (torch.float32, torch.float16, torch.bfloat16)
+    CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+    MAKERS = {torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.linspace, torch.arange}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self.CASTS:
+            return args[0].double()
+        kwargs = {name: self._wide(value) for name, value in (kwargs or {}).items()}
+        made = function(*map(self._wide, args), **kwargs)
+        is_small = function in self.MAKERS and isinstance(made, Tensor) and made.dtype in self.SMALL
+        return made.double() if is_small else made
+
+    def _wide(self, value: Any) -> Any:
+        return torch.float64 if isinstance(value, torch.dtype) and value in self.SMALL else value

@@ -1,0 +1,280 @@
+"""From what the tries answered to a verdict. Pure: the same answers, the same verdict, and no model in sight.
+
+The rule is the table of counterfactuals. A failure that follows the batch is in the data; one that stays with the
+weights is in them; one that needs both is a combination; one that needs neither is in the model. Before that come the
+answers that settle it alone: state that was bad already, a step that never fails again, compiled code that fails where
+eager does not, a number that a wider type holds. What could not be asked is said, and lowers the confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rung.forensics.autopsy import Autopsy
+from rung.forensics.first import Found
+from rung.forensics.rerun import Broken, Try
+
+ORIGINS = ("DATA", "WEIGHTS", "OPTIMIZER", "MODEL MATH", "PRECISION", "DEVICE", "COMPILER", "COMBINATION", "TRANSIENT",
+           "NORM OVERFLOW")  # fmt: skip
+
+LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38}
+
+
+@dataclass
+class Answers:
+    """What is known of a failed step. None: it could not be asked."""
+
+    step: int
+    dtype: str
+    device: str
+    is_compiled: bool = False
+    error: str = ""  # what the step raised when it was recorded
+    num_tries: int = 0
+    num_failed: int = 0
+    failed: Try | None = None  # the first try that did
+    rank: int | None = None
+    micro: int | None = None
+    bad_weights: list[str] = field(default_factory=list)
+    bad_state: list[str] = field(default_factory=list)
+    broken: Broken | None = None
+    autopsy: Autopsy | None = None
+    found: Found | None = None
+    batch: list[str] = field(default_factory=list)  # what is odd about it, as sentences
+    is_empty: bool = False  # the micro has no target
+    is_out_of_range: bool = False  # an id is looked up that its table does not have
+    ladder: dict[str, bool] = field(default_factory=dict)  # conditions -> whether it fails there
+    others: tuple[int, int] | None = None  # of these weights with other batches: how many failed, of how many
+    older: tuple[str, bool] | None = None  # of this batch with older weights: which, and whether it failed
+    growth: str = ""  # which weight grew most since then
+    samples: list[int] = field(default_factory=list)
+    num_rows: int = 0
+    rest_fails: bool = False  # also without these samples
+    not_tested: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Verdict:
+    origin: str
+    confidence: str  # sure, likely, unsure
+    what: str
+    step: int
+    micro: int | None = None
+    rank: int | None = None
+    module: str = ""
+    op: str = ""
+    line: str = ""
+    text: str = ""  # of the line
+    phase: str = ""
+    inputs: list[str] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
+    remedy: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def command(self, run: str) -> str:
+        """What to type next, where keys would cure it."""
+        if not self.changes:
+            return ""
+        words = " ".join(f"{key}={value}" for key, value in self.changes.items())
+        return f'rung train --from {run} {words} --why "step {self.step}: {self.origin.lower()}"'
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report, as a person reads it."""
+        place = [f"step {self.step}"]
+        place += [f"rank {self.rank}"] if self.rank is not None else []
+        place += [f"micro {self.micro}"] if self.micro is not None else []
+        place += [f"sample {', '.join(map(str, self.samples))}"] if self.samples else []
+        lines = [f"{self.origin}  {self.confidence}  {'  '.join(place)}", f"  {self.what}"]
+        op = " ".join(filter(None, [self.op, f"({self.phase})" if self.phase not in ("", "forward") else ""]))
+        rows = {"module": self.module, "op": op, "line": f"{self.line}  {self.text}".rstrip()}
+        lines += [f"  {name:<10}{value}" for name, value in rows.items() if value]
+        for name, several in {"inputs": self.inputs, "evidence": self.evidence, "untested": self.not_tested}.items():
+            lines += [f"  {name if n == 0 else '':<10}{value}" for n, value in enumerate(several)]
+        return lines + ([f"  {'try':<10}{self.remedy}"] if self.remedy else [])
+
+
+REMEDIES = {
+    "go back": "go back to a save from before",
+    "begin": "mend the initial weights",
+    "between": "look for code that writes into weights between steps; resume from the last save",
+    "forward": "find what writes into this weight during the forward; resume from the save before",
+    "transient": "resume from the last save; if it comes back at other steps, suspect the machine (memory, heat), or "
+    "code that depends on something besides the step: a clock, a counter, a file",
+    "state": "go back to a save from before; a gradient whose square does not fit makes such a state",
+    "norm": "scale the loss down, or mend what makes gradients this large; nothing else is wrong with the step",
+    "eps": "keep trained weights in float32 with autocast, or take eps of 1e-6 or more, or a fused optimizer",
+    "square": "keep trained weights in float32 with autocast, or clip gradients before the update",
+    "large": "lower the learning rate, warm up longer, or clip gradients",
+    "rate": "mend the schedule: it must give a finite number at every step",
+    "size": "lower the learning rate, or keep weights in float32",
+    "unknown": "compare with another optimizer",
+    "compiler": "train without compilation, or leave the module out of it",
+    "precision": "train in the wider type, or take this operation out of autocast",
+    "device": "report the kernel; until then compute this operation another way, or on the CPU",
+    "no target": "drop rows without targets, or sum losses and count targets instead of taking means",
+    "given": "mend or drop the sample",
+    "error": "mend or drop the sample, or make the model large enough for it",
+    "sample": "look at the sample; if it is as it should be, guard the operation against it",
+    "skip": "leave this batch out; if it happens often, lower the learning rate or clip harder",
+    "weights": "go back to a save from before, with a lower learning rate or a longer warm-up",
+    "math": "guard the operation: an eps inside, a clamp before, or a form that cannot overflow",
+    "code": "mend the model: it raises whatever it is given",
+}
+
+
+def judge(a: Answers) -> Verdict:
+    """The questions in their order; the first that has an answer decides."""
+    verdict = _settled(a) or _by_conditions(a) or _by_counterfactuals(a)
+    verdict.remedy = REMEDIES[verdict.remedy]
+    verdict.rank, verdict.micro = a.rank, a.micro
+    verdict.not_tested = a.not_tested
+    verdict.evidence += a.batch + _evidence(a)
+    if a.found is not None:
+        verdict.module, verdict.op, verdict.phase = a.found.module, a.found.op, a.found.phase
+        verdict.line, verdict.text = a.found.line, a.found.text
+        verdict.inputs = [str(r) for r in a.found.inputs]
+    if verdict.origin in ("DATA", "COMBINATION"):
+        verdict.samples = a.samples
+    return verdict
+
+
+def _settled(a: Answers) -> Verdict | None:
+    """What needs no comparison."""
+    if a.bad_weights:
+        return _weights(a)
+    if a.bad_state:
+        what = f"the optimizer's state was not finite before the step: {_some(a.bad_state)}"
+        return Verdict("OPTIMIZER", "sure", what, a.step, remedy="state")
+    if a.failed is None:
+        how = f"raised {a.error}" if a.error else "failed"
+        what = f"it {how} when it was recorded, and did not once in {a.num_tries} tries of the same numbers"
+        return Verdict("TRANSIENT", "unsure" if a.not_tested else "likely", what, a.step, remedy="transient")
+    if a.failed.place in ("weights", "state"):
+        return _optimizer(a.autopsy, a.step, a.failed.tensors)
+    if a.failed.place == "norm":
+        what = "every gradient is finite, only their norm is not: it does not fit"
+        return Verdict("NORM OVERFLOW", "sure", what, a.step, remedy="norm")
+    return None
+
+
+def _weights(a: Answers) -> Verdict:
+    """Weights that were bad before the step: since when, and by whose hand."""
+    names, broken = _some(a.bad_weights), a.broken
+    if broken is None:
+        what = f"not finite before the step: {names}; since when could not be found"
+        return Verdict("WEIGHTS", "likely", what, a.step, remedy="go back")
+    if broken.step < 0:
+        return Verdict("WEIGHTS", "sure", f"not finite when the run began: {names}", a.step, remedy="begin")
+    if broken.are_gradients_finite:
+        return _optimizer(broken.autopsy, broken.step, broken.tensors)
+    if broken.tensors:
+        what = f"{_some(broken.tensors)} became non-finite in the forward of step {broken.step}, before any update"
+        return Verdict("WEIGHTS", "sure", what, broken.step, remedy="forward")
+    what = f"not finite before the step: {names}; {broken.searched}, taken again, left them finite"
+    return Verdict("WEIGHTS", "likely", what, a.step, remedy="between")
+
+
+def _optimizer(found: Autopsy | None, step: int, tensors: list[str]) -> Verdict:
+    what = f"gradients were finite, and the update broke {_some(tensors)}"
+    if found is None:
+        return Verdict("OPTIMIZER", "sure", what, step, remedy="unknown")
+    evidence = [f"implementations that stay finite: {', '.join(found.fine)}"] if found.fine else []
+    what = f"{what}: in {found.tensor} {found.what}"
+    return Verdict("OPTIMIZER", "sure", what, step, evidence=evidence, remedy=found.cause)
+
+
+def _by_conditions(a: Answers) -> Verdict | None:
+    """A failure that goes away with the compiler, the precision or the device is theirs."""
+    at = _at(a.found)
+    if a.is_compiled and a.ladder.get("eager") is False:
+        changes = {"system.compile": "false"}
+        return Verdict("COMPILER", "sure", "it fails compiled, not eager", a.step, remedy="compiler", changes=changes)
+    if a.ladder.get("float32") is False:
+        changes = {"system.dtype": "bfloat16" if a.ladder.get("bfloat16") is False else "float32"}
+        confidence = "sure" if a.ladder.get("float64 on cpu") is False else "likely"
+        what = f"it fails in {a.dtype}, not in float32{at}"
+        return Verdict("PRECISION", confidence, what, a.step, remedy="precision", changes=changes)
+    if a.device != "cpu" and a.ladder.get("float32 on cpu") is False:
+        what = f"it fails on {a.device} in float32, not on the CPU{at}"
+        return Verdict("DEVICE", "likely", what, a.step, remedy="device")
+    return None
+
+
+def _by_counterfactuals(a: Answers) -> Verdict:
+    """This batch with other weights, these weights with other batches."""
+    at, given = _at(a.found), a.found.given if a.found is not None else ""
+    is_error = a.failed is not None and a.failed.place == "error"
+    # One of four or more may be bad in its own right; when many are, it is not this batch.
+    only_this_batch = None if a.others is None else a.others[0] * 4 <= a.others[1]
+    only_these_weights = None if a.older is None else not a.older[1]
+    if a.is_empty and only_this_batch is not False:
+        what = f"none of the targets of the micro counts: its loss is a mean over nothing{at}"
+        return Verdict("DATA", "sure", what, a.step, remedy="no target")
+    if given and not given.startswith(("weight ", "buffer ", "a constant")):
+        what = f"{given} of the batch is not finite before anything is computed{at}"
+        return Verdict("DATA", "sure", what, a.step, remedy="given")
+    if is_error and a.failed is not None and (only_this_batch or a.is_out_of_range):
+        what = f"the model raised {a.failed.error}{at}"
+        return Verdict("DATA", "sure" if only_this_batch else "likely", what, a.step, remedy="error")
+    if is_error and a.failed is not None:
+        return Verdict("MODEL MATH", "likely", f"the model raised {a.failed.error}{at}", a.step, remedy="code")
+    if only_this_batch and only_these_weights:
+        what, changes = f"this batch fails, and with these weights only{at}", {"guard.policy": "skip"}
+        return Verdict("COMBINATION", "sure", what, a.step, remedy="skip", changes=changes)
+    if only_this_batch:
+        confidence = "sure" if only_these_weights is False else "likely"
+        return Verdict("DATA", confidence, f"only this batch fails{at}", a.step, remedy="sample")
+    if only_these_weights:
+        confidence = "sure" if only_this_batch is False else "unsure"
+        what = f"these weights fail with other batches too, older ones do not{at}"
+        return Verdict("WEIGHTS", confidence, what, a.step, remedy="weights")
+    is_known = only_this_batch is False and (only_these_weights is False or a.step == 0)
+    what = f"it fails whatever it is given{at}"
+    return Verdict("MODEL MATH", "sure" if is_known else "unsure", what, a.step, remedy="math")
+
+
+def _at(found: Found | None) -> str:
+    if found is None:
+        return ""
+    node = f" under {found.node}" if found.node else ""
+    return f": {found.op or 'the first operation'}{node} in {found.module or 'the loss'}"
+
+
+def _evidence(a: Answers) -> list[str]:
+    said = []
+    if a.num_tries:
+        said.append(f"fails in {a.num_failed} of {a.num_tries} tries as it was recorded ({a.dtype}, {a.device})")
+    if a.found is not None and a.found.given:
+        met = f", as {a.found.argument} of {a.found.op}" if a.found.op else ""
+        said.append(f"bad before any operation: {a.found.given}{met}")
+    if a.found is not None and a.found.filled:
+        said.append(f"the infinities that went in were put there by {a.found.filled}")
+    if a.ladder:
+        said.append(", ".join(f"{how} {'fails' if fails else 'passes'}" for how, fails in a.ladder.items()))
+    if a.ladder.get("float64 on cpu") is False and a.dtype == "float32":
+        said.append("the numbers outgrow float32 (largest 3.4e38); float64 holds them")
+    if a.found is not None and a.ladder.get("float32") is False and a.dtype in LARGEST:
+        said.append(f"the largest input of {a.found.op} is {a.found.peak:.4g}; {a.dtype} ends at {LARGEST[a.dtype]:g}")
+    if a.others is not None:
+        said.append(f"these weights fail with {a.others[0]} of {a.others[1]} other batches")
+    if a.older is not None:
+        said.append(f"this batch {'fails' if a.older[1] else 'passes'} with {a.older[0]}")
+        said += [a.growth] if a.growth else []
+    if a.samples and len(a.samples) < a.num_rows:
+        rows = ", ".join(map(str, a.samples))
+        rest = "and the rest of the micro too" if a.rest_fails else "the rest of the micro passes without them"
+        said.append(f"of {a.num_rows} rows these fail alone: {rows}; {rest}")
+    if a.failed is not None and a.failed.place == "gradient":
+        said.append(f"the loss is finite, gradients are not: {_some(a.failed.tensors)}")
+    if a.failed is not None and a.failed.place == "sum":
+        said.append(f"the gradients of each micro are finite, their sum is not: {_some(a.failed.tensors)}")
+    return said
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,115 @@
+"""Takes the steps of a run again, from a save or from the beginning, as they were taken.
+
+A step is a function of the state, the data and the step number, so on a CPU each comes out the same to the bit. What a
+run did besides (batches left out, a way back to an earlier save) is in its events and is done again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rung.data.prefetch import Cut, Feed, Micro, Origin
+from rung.engine import checkpoint
+from rung.engine.build import Setup, find_checkpoint, restore
+from rung.engine.clock import Clock
+from rung.engine.config import SCRATCH
+from rung.engine.signals import Signals
+from rung.engine.state import Progress, set_training
+from rung.errors import UserError
+from rung.runs.query import Run
+
+
+class Walk:
+    """`setup` must be as `build` left it: its weights are those the run began with, unless init_from names others."""
+
+    def __init__(self, setup: Setup, run: Run) -> None:
+        self.setup, self._run = setup, run
+        self.saves = checkpoint.Checkpoints(run.path / "checkpoints")
+        self._initial = copy_of(setup.state.model)
+        self._fresh = setup.state.tensors()
+        self._clock = Clock()
+        evals = run.evals()
+        self._evals = [(e["step"], e["loss"]) for e in evals if e["set"] == evals[0]["set"]]
+        self._jumps: Counter[int] = Counter()  # rows that a way back to this step left out
+        for event in run.events("rollback"):
+            self._jumps[int(event["to"])] += int(event["step"]) + 1 - int(event["to"])
+
+    @property
+    def step(self) -> int:
+        return self.setup.state.progress.step
+
+    def initial(self) -> dict[str, Tensor] | None:
+        """The weights the run began with; None where they were another run's and are gone."""
+        origin = self.setup.cfg.init_from
+        if origin in SCRATCH:
+            return self._initial
+        try:
+            path = find_checkpoint(origin, self._run.path.parent.parent)
+            return self._initial | checkpoint.load(path).weights
+        except UserError:
+            return None
+
+    def go_to(self, step: int) -> str:
+        """The last whole save at or before a step, or else the beginning; says which."""
+        self.setup.stepper.guard.open()
+        for save in reversed([s for s in self.saves.steps() if s <= step]):
+            if checkpoint.problem_of(self.saves.at(save)) is None:
+                restore(self.setup, self.saves.at(save))
+                self._begin()
+                return f"the save of step {save}"
+        weights = self.initial()
+        if weights is None:
+            raise UserError(
+                f"{self._run.id} has no whole save at or before step {step}, and the weights it began with "
+                f"(init_from={self.setup.cfg.init_from}) are gone; name a step after its first save"
+            )
+        load(self.setup.state.model, weights)
+        self.setup.state.load_tensors(self._fresh)
+        self.setup.state.progress = Progress()
+        self._begin()
+        return "the beginning"
+
+    def _begin(self) -> None:
+        set_training(self.setup.state.model)
+
+    def micros(self) -> list[Micro]:
+        """Of the step that comes next."""
+        progress = self.setup.state.progress
+        return micros_at(self.setup, self.setup.cut, progress.step, progress.position)
+
+    def lr(self) -> float:
+        return self.setup.schedule.lr(self.step, [loss for step, loss in self._evals if step <= self.step])
+
+    def take(self) -> dict[str, float]:
+        """One step; the row that it leaves, without times."""
+        setup, progress = self.setup, self.setup.state.progress
+        progress.position += self._jumps.pop(progress.step, 0) * setup.cut.rows_per_step
+        signals = Signals()
+        signals.push(progress.step, {}, setup.stepper.step(progress.step, self.micros(), self.lr(), self._clock))
+        if setup.cfg.guard.policy != "stop" and bool(
+            setup.stepper.guard.latch
+        ):  # as the run did: its batch is left out
+            setup.stepper.guard.restore_buffers()
+            setup.stepper.guard.open()
+        progress.step += 1
+        progress.position += setup.cut.rows_per_step
+        return next(iter(signals.ready(wait=True))).values
+
+
+def micros_at(setup: Setup, cut: Cut, step: int, position: int) -> list[Micro]:
+    return Feed(setup.streams["train"], cut, setup.cfg.seed, setup.world.device, 0, Origin(step, position)).take(step)
+
+
+def copy_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        if name in weights:
+            tensor.copy_(weights[name])

@@ -1,0 +1,159 @@
+"""Learning rates, clipping, spikes, tensors and batches that are off, and the same runs with that one thing right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rung.doctor.diagnose import diagnose
+from rung.doctor.history import read
+from rung.recipe import Arrays, Draw, Objective, Stream
+from tests.cases.case import Ask, Case, Found, by_rule, trained
+from tests.cases.made import foreign
+from tests.cases.numerics_cases import Regression
+from tests.cases.running import run_case
+from tests.cases.tiny import Gpt, Rows, Tiny
+
+# O4: other people's loops, for rung has no SGD and never forgets to clip
+
+
+def clipped(optimizer: str, limit: float, is_applied: bool = True) -> Ask:
+    def ask(root: Path, seed: int) -> Found:
+        made: dict[str, torch.optim.Optimizer] = {}
+
+        def update(model: nn.Module, loss: Tensor, row: dict[str, float]) -> None:
+            kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW
+            step = made.setdefault("optimizer", kind(model.parameters(), lr=1e-2))
+            step.zero_grad()
+            loss.backward()
+            row["norm"] = float(nn.utils.clip_grad_norm_(model.parameters(), limit if is_applied else 1e9))
+            row["norm_clipped"] = min(row["norm"], limit) if is_applied else row["norm"]
+            step.step()
+
+        config = {"optimizer.name": optimizer, "optimizer.grad_clip": limit, "lr.learning_rate": 1e-2}
+        return by_rule(diagnose(foreign(update, config, seed)))
+
+    return ask
+
+
+# O5: a batch of one repeated token at step 120
+
+
+class Repeats(Rows):
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        arrays = super().gather(ids, draw)
+        return {"ids": np.full_like(arrays["ids"], 5)} if draw.step == 120 else arrays
+
+
+class OneToken(Tiny):
+    def streams(self) -> Mapping[str, Stream]:
+        plain = super().streams()
+        train = cast(Rows, plain["train"])
+        return {**plain, "train": Repeats(train.fingerprint, ids=train.arrays["ids"])}
+
+
+# O7: twelve layers of sigmoids, or of ReLUs with the weights that fit them
+
+
+class Deep(Regression):
+    activation: type[nn.Module] = nn.ReLU
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Linear(8, 32)]
+        for _ in range(11):
+            layers += [self.activation(), nn.Linear(32, 32)]
+        layers += [self.activation(), nn.Linear(32, 1)]
+        if self.activation is nn.ReLU:
+            for layer in layers[:-1]:
+                if isinstance(layer, nn.Linear):
+                    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        return nn.Sequential(*layers)
+
+
+class DeepSigmoid(Deep):
+    activation = nn.Sigmoid
+
+
+# O8: one layer with a rate of its own
+
+
+class OneRate(Tiny):
+    layer, times = "head.weight", 1.0
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        [plain] = super().objectives(model)
+        named = dict(model.named_parameters())
+        rest = [p for name, p in named.items() if name != self.layer]
+        other = Objective("other", [named[self.layer]], plain.loss, lr_scale=self.times)
+        return [plain._replace(parameters=rest), other]
+
+
+class FastHead(OneRate):
+    times = 100.0
+
+
+class SlowLayer(OneRate):
+    layer, times = "blocks.0.mlp.2.weight", 0.01
+
+
+# O9: a module that the loss cannot reach, or that no optimizer has
+
+
+class Detached(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.inner(x)).detach()
+
+
+class DetachedLayer(Tiny):
+    def model(self) -> nn.Module:
+        model = cast(Gpt, super().model())
+        model.blocks[1].mlp = Detached(cast(nn.Module, model.blocks[1].mlp))
+        return model
+
+
+class LeftOut(Tiny):
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        [plain] = super().objectives(model)
+        few = [p for name, p in model.named_parameters() if not name.startswith("blocks.1")]
+        return [plain._replace(parameters=few)]
+
+
+# O11: eight times the batch of the parent, with and without the rate that goes with it
+
+
+def after_parent(*words: str) -> Ask:
+    def ask(root: Path, seed: int) -> Found:
+        few = ("data.batch_size=4", "optimizer.max_iters=100")
+        parent = run_case(Tiny, root, *few, seed=seed)
+        return by_rule(diagnose(read(run_case(Tiny, root, *few, *words, seed=seed, parent=parent.id))))
+
+    return ask
+
+
+LARGER = "optimizer.gradient_accumulation_steps=8"
+CASES = [
+    Case("O1", "rate x 100", trained(Tiny, "lr.learning_rate=0.3"), trained(Tiny), is_quick=True),
+    Case("O2", "rate / 100", trained(Tiny, "lr.learning_rate=3e-5"), trained(Tiny)),
+    Case("O3", "no warm-up", trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=0"),
+         trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=20")),
+    Case("O4", "always, adam", trained(Tiny, "optimizer.grad_clip=0.05"), trained(Tiny), "info"),
+    Case("O4", "always, sgd", clipped("sgd", 0.05), clipped("sgd", 3.0)),
+    Case("O4", "not applied", clipped("adamw", 0.05, is_applied=False), clipped("adamw", 1.0)),
+    Case("O5", "one token", trained(OneToken), trained(Tiny)),
+    Case("O6", "eps 0.1", trained(Tiny, "optimizer.eps=0.1"), trained(Tiny, "optimizer.eps=1e-8")),
+    Case("O7", "twelve sigmoids", trained(DeepSigmoid), trained(Deep)),
+    Case("O8", "fast head", trained(FastHead), trained(OneRate)),
+    Case("O8", "slow layer", trained(SlowLayer), trained(OneRate)),
+    Case("O9", "detached", trained(DetachedLayer), trained(Tiny), "sick"),
+    Case("O9", "left out", trained(LeftOut), trained(Tiny), "info"),
+    Case("O11", "batch x 8", after_parent(LARGER), after_parent(LARGER, "lr.learning_rate=8.5e-3")),
+]  # fmt: skip

@@ -1,0 +1,163 @@
+"""Writes the generated parts of docs/doctor.md: the catalogue, and how well it does on the cases.
+
+    python -m tests.cases.write_doctor_page --catalogue    the table of rules, at once
+    python -m tests.cases.write_doctor_page                that, and the figures: every case, its twin with five seeds
+
+The figures are measured as test_cases.py judges them: a sick case counts as caught when its rule speaks with at least
+the severity that the case asks for; every other rule that says sick there, and whatever says warn of a twin, is a false
+alarm.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import multiprocessing
+import re
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from rung.doctor.rules import catalogue
+from tests.cases.catalog import cases
+from tests.cases.test_cases import SEEDS, at_least
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
+CATALOGUE, FIGURES = "catalogue", "figures"
+ROWS = (
+    "loss", "loss_se", "norm", "norm_clipped", "norm_first", "rows_first", "lr", "targets", "targets_min", "skipped",
+    "scale", "step_s", "wait_s", "copy_s", "mfu", "follows", "fresh", "batch_hash", "memory_mb", "reserved_mb",
+    "rss_mb", "look/lse", "look/logit_mean", "look/entropy", "look/vocab", "look/top1", "look/loss",
+    "look/target_share", "look/target_loss", "look/other_loss", "look/target_entropy", "probe/k", "grad_ratio",
+)  # fmt: skip
+TABLES = ("tensors", "modules", "attention", "units")
+EVENTS = ("unread_keys", "diverged", "skip", "rollback", "weights_broken", "ranks_differ", "check", "code", "resume")
+RECORDED = {
+    **{name: f"`{name}`" for name in (*ROWS, *TABLES)},
+    **{name: f"event `{name}`" for name in EVENTS},
+    "probe/without_": "`probe/without_<input>`", "/accuracy": "`<objective>/accuracy`", "/gap": "`<objective>/gap`",
+    "/hinge": "`<objective>/hinge`",
+}  # fmt: skip
+OF_A_HISTORY = {"evals": "evals", "parent": "the parent", "superseded": "rows that a resume took again"}
+
+
+@dataclass
+class Score:
+    """Of the cases of one rule."""
+
+    num_cases: int = 0
+    caught: int = 0
+    others: list[str] = field(default_factory=list)  # another root cause in a sick run
+    num_twins: int = 0
+    alarms: list[str] = field(default_factory=list)  # anything in a healthy one
+
+
+def catalogue_table() -> str:
+    rows = ["| entry | title | looks at | kind |", "|---|---|---|---|"]
+    rows += [f"| {r.id} | {r.title} | {', '.join(looks_at(r.look))} | {r.kind} |" for r in catalogue()]
+    return "\n".join(rows)
+
+
+def looks_at(look: Callable[..., object]) -> list[str]:
+    """The recorded names that occur in a rule and in what it calls."""
+    found: dict[str, None] = {}
+    for function in _calls(look, {}):
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= dict.fromkeys(RECORDED[part] for part in RECORDED if part == node.value)
+            elif isinstance(node, ast.Attribute) and node.attr in OF_A_HISTORY:
+                found[OF_A_HISTORY[node.attr]] = None
+    return sorted(found)
+
+
+def _calls(
+    function: Callable[..., object], seen: dict[Callable[..., object], None]
+) -> dict[Callable[..., object], None]:
+    """A function and those of the doctor's that it names, and so on."""
+    seen[function] = None
+    for name in inspect.unwrap(function).__code__.co_names:
+        other = function.__globals__.get(name)
+        if inspect.isfunction(other) and other.__module__.startswith("rung.doctor.rules") and other not in seen:
+            _calls(other, seen)
+    return seen
+
+
+def judge(num_cases: int, num_processes: int = 2) -> dict[str, Score]:
+    """Runs every case; minutes for all of them."""
+    scores: dict[str, Score] = {}
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        for rule, one in pool.map(judge_one, range(num_cases)):
+            score = scores.setdefault(rule, Score())
+            for name in ("num_cases", "caught", "others", "num_twins", "alarms"):
+                setattr(score, name, getattr(score, name) + getattr(one, name))
+    return scores
+
+
+def judge_one(number: int) -> tuple[str, Score]:
+    """The case of this number, by which processes can name it: sick once, its twin with every seed."""
+    torch.set_num_threads(1)
+    case, score = cases()[number], Score(num_cases=1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = case.sick(Path(folder) / "sick", 1)
+        score.caught += case.rule in at_least(found, case.severity)
+        score.others += [f"{case.name}: {rule}" for rule in at_least(found, "sick") if rule != case.rule]
+        for seed in SEEDS:
+            wrong = at_least(case.healthy(Path(folder) / f"healthy{seed}", seed), "warn")
+            score.num_twins += 1
+            score.alarms += [f"twin of {case.name}, seed {seed}: {rule}" for rule in wrong]
+    said = "caught" if score.caught else f"missed, found {dict(found)}"
+    print(f"{case.rule} {case.name}: {said}; {[*score.others, *score.alarms]}", file=sys.stderr, flush=True)  # noqa: T201
+    return case.rule, score
+
+
+def figures_table(scores: dict[str, Score]) -> str:
+    rows = ["| entry | cases caught | twins without alarm | other alarms |", "|---|---|---|---|"]
+    for rule, score in sorted(scores.items(), key=lambda pair: (pair[0][0], int(pair[0][1:]))):
+        quiet = score.num_twins - len({alarm.rpartition(":")[0] for alarm in score.alarms})
+        wrong = "; ".join([*score.others, *score.alarms]) or "none"
+        rows.append(f"| {rule} | {score.caught} of {score.num_cases} | {quiet} of {score.num_twins} | {wrong} |")
+    return "\n".join([*rows, "", summary(scores)])
+
+
+def summary(scores: dict[str, Score]) -> str:
+    num_cases, caught = (sum(getattr(s, name) for s in scores.values()) for name in ("num_cases", "caught"))
+    false = sum(len(s.others) + len(s.alarms) for s in scores.values())
+    num_twins = sum(s.num_twins for s in scores.values())
+    precision = caught / (caught + false) if caught else 0.0
+    recall = caught / max(num_cases, 1)
+    return (
+        f"Over {num_cases} sick runs and {num_twins} healthy ones: recall {recall:.3f} ({caught} of {num_cases} "
+        f"diseases named), precision {precision:.3f} ({false} false alarms)."
+    )
+
+
+def between(text: str, name: str) -> str:
+    found = re.search(_pattern(name), text, re.S)
+    assert found, f"{PAGE} has no markers for {name}"
+    return found[1].strip()
+
+
+def put(text: str, name: str, inside: str) -> str:
+    new = f"<!-- {name}: begin -->\n{inside}\n<!-- {name}: end -->"
+    return re.sub(_pattern(name), lambda match: new, text, flags=re.S)
+
+
+def _pattern(name: str) -> str:
+    return rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->"
+
+
+def main(words: Sequence[str]) -> None:
+    text = put(PAGE.read_text("utf-8"), CATALOGUE, catalogue_table())
+    if "--catalogue" not in words:
+        text = put(text, FIGURES, figures_table(judge(len(cases()))))
+    PAGE.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

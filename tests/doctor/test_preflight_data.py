@@ -1,0 +1,348 @@
+"""If this fails, `rung check` misses spoilt inputs, ignored ones or leaking splits, or sees them where none are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rung.doctor.preflight import briefly, inputs, leakage, shift
+from rung.doctor.preflight.arrays import look_at
+from rung.doctor.preflight.result import Bench, Check, Result
+from rung.engine.ablation import Rise, ablate, held_out, rise, row_losses, take_away
+from rung.engine.build import Setup, build
+from rung.engine.evaluate import eval_mode
+from rung.errors import RecipeError
+from rung.recipe import Draw, Input, Loss
+from tests.cases.plan_cases import Apart, Deaf, Leaky, Steered
+from tests.cases.running import setup_of
+from tests.cases.tiny import Rows, Tiny, chain
+from tests.conftest import shared_data
+from tests.contract import cases as contract
+
+
+def levels(checks: list[Check], bench: Bench) -> list[Result]:
+    return [result for check in checks for result in check.look(bench)]
+
+
+def draw_of(num_rows: int, seed: int = 0) -> Draw:
+    return Draw(seed, -1, np.arange(num_rows))
+
+
+# Taking an input away
+
+
+@given(st.integers(2, 9), st.integers(0, 50))
+def test_no_row_keeps_its_own_and_nothing_is_lost(num_rows: int, seed: int) -> None:
+    batch = {"u": torch.arange(num_rows * 6.0).reshape(num_rows, 3, 2), "x": torch.rand(num_rows, 4)}
+    kept = {name: tensor.clone() for name, tensor in batch.items()}
+    without = take_away(batch, Input("control", ["u"]), draw_of(num_rows, seed))
+    assert not any(torch.equal(a, b) for a, b in zip(without["u"], batch["u"]))
+    assert torch.equal(without["u"].sum(0), batch["u"].sum(0))  # each is used once, at its own time
+    assert without["x"] is batch["x"]
+    assert all(torch.equal(batch[name], kept[name]) for name in batch)
+
+
+def test_tensors_of_one_input_go_together() -> None:
+    number = torch.arange(5)[:, None, None]
+    batch = {"a": number.expand(5, 2, 2).float(), "b": number.expand(5, 3, 3).float(), "y": torch.zeros(5)}
+    without = take_away(batch, Input("memory", ["a", "b"]), draw_of(5))
+    assert torch.equal(without["a"][:, 0, 0], without["b"][:, 0, 0])
+
+
+@given(st.integers(1, 6), st.integers(3, 20), st.integers(0, 9))
+def test_ids_that_are_their_own_targets_lose_their_order_only(num_rows: int, length: int, seed: int) -> None:
+    ids = torch.arange(num_rows * length).reshape(num_rows, length).to(torch.uint16)
+    without = take_away({"ids": ids}, Input("context", ["ids"]), draw_of(num_rows, seed))["ids"]
+    assert without.dtype == ids.dtype
+    assert torch.equal(without[:, 0], ids[:, 0])
+    assert torch.equal(without.long().sort(1).values, ids.long())
+
+
+def test_zero_shift_and_what_cannot_be() -> None:
+    batch = {"u": torch.arange(12.0).reshape(2, 6), "y": torch.zeros(2)}
+    assert not take_away(batch, Input("u", ["u"], "zero"), draw_of(2))["u"].any()
+    assert take_away(batch, Input("u", ["u"], "shift"), draw_of(2))["u"][0].tolist() == [3, 4, 5, 0, 1, 2]
+    with pytest.raises(RecipeError, match="permute, zero or shift"):
+        take_away(batch, Input("u", ["u"], "remove"), draw_of(2))
+    with pytest.raises(RecipeError, match="a batch has u, y"):
+        take_away(batch, Input("u", ["v"]), draw_of(2))
+
+
+@given(st.integers(0, 99), st.floats(-0.5, 3))
+def test_a_rise_is_relative_and_its_interval_holds_it(seed: int, by: float) -> None:
+    rng = np.random.default_rng(seed)
+    before = np.stack([rng.uniform(1, 3, 40), rng.integers(1, 9, 40)], 1)
+    after = before * [1 + by, 1]
+    found = rise(before, after)
+    assert found.mean == pytest.approx(by, abs=1e-9)
+    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+    assert rise(before, before) == Rise(0, 0, 0)
+
+
+def test_rows_are_weighted_by_their_targets() -> None:
+    before, after = np.array([[1.0, 1], [30, 10]]), np.array([[2.0, 1], [30, 10]])
+    assert rise(before, after).mean == pytest.approx(32 / 31 - 1)
+
+
+def test_groups_of_rows_add_up_to_the_batch() -> None:
+    batch = {"x": torch.rand(7, 3)}
+
+    def loss(some: dict[str, torch.Tensor], draw: Draw) -> Loss:
+        return Loss(some["x"].sum(), torch.tensor(float(some["x"].numel())))
+
+    alone, few = (row_losses(loss, batch, draw_of(7), n) for n in (1, 3))
+    assert (len(alone), len(few)) == (7, 3)
+    np.testing.assert_allclose(alone.sum(0), few.sum(0), rtol=1e-6)
+
+
+def test_held_out_rows_are_spread_over_the_set() -> None:
+    stream = Rows("r", number=np.arange(100))
+    batch, draw = held_out(stream, 4, 0, torch.device("cpu"))
+    assert batch["number"].tolist() == [0, 25, 50, 75]
+    assert draw.is_eval
+
+
+def test_a_context_that_is_used_is_missed() -> None:
+    """A bigram model of the chain, by counting: the order of ids is all it knows."""
+    ids, num = torch.from_numpy(chain(600, 1)), 32
+    table = torch.zeros(num, num).index_put_((ids[:, :-1].flatten(), ids[:, 1:].flatten()), torch.ones(()), True)
+    uni = table.sum(0).add(1).div(table.sum() + num).log().expand(num, num)
+    batch = {"ids": torch.from_numpy(chain(40, 2))}
+
+    def loss_of(logs: torch.Tensor):  # type: ignore[no-untyped-def]
+        return lambda b, d: Loss(-logs[b["ids"][:, :-1], b["ids"][:, 1:]].sum(), torch.tensor(float(b["ids"].numel())))
+
+    [context] = [Input("context", ["ids"])]
+    assert ablate(loss_of((table + 0.1).log_softmax(1)), batch, draw_of(40), [context])["context"].low > 0.01
+    assert ablate(loss_of(uni), batch, draw_of(40), [context])["context"].high < 1e-6
+
+
+# Whether a model uses its inputs
+
+
+def test_a_deaf_model_is_told_and_the_run_is_left_alone() -> None:
+    for recipe, level in ((Deaf, "warn"), (Steered, "pass")):
+        setup = setup_of(recipe)
+        before = {name: tensor.clone() for name, tensor in setup.state.model.state_dict().items()}
+        [found] = levels(briefly.CHECKS, Bench(setup))
+        assert found.level == level, found
+        assert "steps of a copy" in found.seen
+        assert all(torch.equal(before[name], tensor) for name, tensor in setup.state.model.state_dict().items())
+
+
+def test_nothing_is_said_of_a_model_that_has_learnt_nothing() -> None:
+    [found] = levels(briefly.CHECKS, Bench(setup_of(Steered, "lr.learning_rate=0", "lr.schedule=constant")))
+    assert found.level == "skip"
+    [found] = levels(briefly.CHECKS, Bench(setup_of(Tiny)))
+    assert (found.level, "declares none" in found.seen) == ("skip", True)
+
+
+# The arrays themselves
+
+
+class Odd(Steered):
+    """Each test puts its own arrays beside those that the model reads."""
+
+    extra: dict[str, np.ndarray] = {}
+    extra_at_eval: dict[str, np.ndarray] | None = None
+
+    def _rows(self, num_rows: int, part: int, scale: float) -> Rows:
+        rows = super()._rows(num_rows, part, scale)
+        given = self.extra if part == 1 or self.extra_at_eval is None else self.extra_at_eval
+        rows.arrays |= {name: array[: rows.num_rows] for name, array in given.items()}
+        return rows
+
+
+def looked(extra: dict[str, np.ndarray], at_eval: dict[str, np.ndarray] | None = None) -> list[Result]:
+    kind = type("Odder", (Odd,), {"extra": extra, "extra_at_eval": at_eval})
+    return levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup_of(kind, "num_rows=512")))
+
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.normal(size=(512, 6)).astype(np.float32)
+HEALTHY = {
+    "mask": np.ones((512, 4), bool), "valid": np.ones((512, 4), np.float32), "pad_mask": np.zeros((512, 4), np.int8),
+    "positions": np.tile(np.arange(9), (512, 1)), "labels": RNG.integers(0, 5, 512),
+    "ids": RNG.integers(0, 50000, (512, 9)),
+    "frames": RNG.integers(0, 256, (512, 6, 8, 3)).astype(np.uint8), "ones": np.ones((512, 1), np.float32),
+    "rare": (NOISE[:, :2] > 2.4).astype(np.float32), "signed": NOISE * 30,
+}  # fmt: skip
+SICK = {
+    "0..255 as floats": RNG.integers(0, 256, (512, 8)).astype(np.float32),
+    "mean 40": 40 + 0.001 * NOISE,
+    "constant: 3": np.full((512, 4), 3.0, np.float32),
+    "silent": np.zeros((512, 4), np.float32),
+    "the same": np.tile(NOISE[:1], (512, 1)),
+    "do not vary: 2": np.where(np.arange(6) == 2, 0.5, NOISE).astype(np.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_rightly_so_is_let_pass(name: str) -> None:
+    assert {r.level for r in looked({name: HEALTHY[name]})} == {"pass"}
+
+
+@pytest.mark.parametrize("words", SICK)
+def test_what_is_wrong_with_an_array_is_named(words: str) -> None:
+    [found] = [r for r in looked({"z": SICK[words]}) if r.level != "pass"]
+    assert found.level == "warn"
+    assert "z " in found.seen
+    assert words in found.seen
+    assert "z: float32" in found.detail
+
+
+@pytest.mark.parametrize(("train", "held", "words"), [
+    (NOISE, NOISE + 3, "deviations apart"), (NOISE, NOISE * 4, "deviation"),
+    (NOISE, NOISE.astype(np.float64), "float64"),
+    (RNG.uniform(-1, 1, (512, 8, 8)), RNG.uniform(0, 1, (512, 8, 8)), "[0, 1]"),
+    (NOISE[:, :3] + np.arange(3), (NOISE[:, :3] + np.arange(3))[:, ::-1], "reverse order"),
+])  # fmt: skip
+def test_an_eval_set_of_another_kind_is_told(train: np.ndarray, held: np.ndarray, words: str) -> None:
+    found = looked({"z": train}, {"z": held})
+    assert any(r.level == "warn" and words in r.seen for r in found), found
+
+
+def test_other_content_is_no_other_preparation() -> None:
+    """Episodes in rooms of their own brightness: a held-out one is as far from the mean as any."""
+    rooms = np.repeat(RNG.normal(size=(10, 1)), 60, axis=0) + 0.3 * RNG.normal(size=(600, 6))
+    found = looked({"z": rooms[:512].astype(np.float32)}, {"z": np.tile(rooms[540:], (10, 1)).astype(np.float32)})
+    assert {r.level for r in found} == {"pass"}
+
+
+def test_first_axes_must_be_rows() -> None:
+    class Transposed(Rows):
+        def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            arrays = super().gather(ids, draw)
+            return {**arrays, "z": np.zeros((3, len(ids)))}
+
+    class Wrong(Steered):
+        def streams(self):  # type: ignore[no-untyped-def]
+            return {name: Transposed("t", 8.0, **rows.arrays) for name, rows in super().streams().items()}  # type: ignore[attr-defined]
+
+    bench = Bench.__new__(Bench)
+    bench.setup, bench.is_quick, bench.shared = setup_of(Wrong), True, {}
+    [found] = list(inputs.sound_inputs(bench))
+    assert found.level == "fail"
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(2, 9), st.integers(1, 9), st.integers(1, 5)),
+                  elements=st.floats(-100, 100, width=32)))  # fmt: skip
+def test_channels_are_the_last_axis(array: np.ndarray) -> None:
+    look = look_at("z", array)
+    np.testing.assert_allclose(look.mean, array.astype(np.float64).mean((0, 1)), atol=1e-9)
+    np.testing.assert_allclose(look.std, array.astype(np.float64).std((0, 1)), atol=1e-6)
+
+
+# Splits
+
+
+@given(hnp.arrays(np.int64, st.tuples(st.integers(1, 5), st.integers(14, 30)), elements=st.integers(0, 2)))
+def test_windows_have_one_hash_exactly_where_they_are_the_same(ids: np.ndarray) -> None:
+    width = 13
+    hashes = leakage.rolling(ids, width)
+    seen: dict[tuple[int, ...], int] = {}
+    for row, found in zip(ids.tolist(), hashes.tolist()):
+        for start, number in enumerate(found):
+            assert seen.setdefault(tuple(row[start : start + width]), number) == number
+    assert len(set(seen.values())) == len(seen)
+
+
+@given(hnp.arrays(np.int64, st.tuples(st.integers(1, 5), st.integers(2, 9)), elements=st.integers(0, 2)))
+def test_a_row_ends_where_its_last_id_begins_to_repeat(ids: np.ndarray) -> None:
+    for row, length in zip(ids.tolist(), leakage.lengths(ids).tolist()):
+        assert all(number == row[-1] for number in row[length:])
+        assert length == 0 or row[length - 1] != row[-1]
+
+
+def test_what_is_drawn_anew_is_no_content() -> None:
+    class Jittered(Rows):
+        def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            return {**super().gather(ids, draw), "noise": draw.uniform("noise", 4)}
+
+    ids = chain(50, 1)
+    assert leakage.content(Jittered("a", ids=ids), Jittered("b", ids=ids), 0) == ["ids"]
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_rows_of_train_in_an_eval_set_are_found(is_quick: bool) -> None:
+    for recipe, level in ((Leaky, "warn"), (Apart, "pass")):
+        found = levels(leakage.CHECKS[:1], Bench(setup_of(recipe), is_quick))
+        assert [r.level for r in found] == [level], found
+        assert "64 of 64 rows against 2000 of 2000" in found[0].seen
+
+
+def test_parts_of_rows_are_found_and_boilerplate_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    train, held, header = (rng.integers(0, 1000, (n, 200)) for n in (300, 60, 1))
+    train[:, :60], held[:, :60] = header[:, :60], header[:, :60]  # the same licence in every document
+
+    def look(eval_rows: np.ndarray) -> Result:
+        class Documents(Tiny):
+            def streams(self):  # type: ignore[no-untyped-def]
+                return {"train": Rows("t", ids=train % 32), "val": Rows("v", ids=eval_rows % 32)}
+
+        bench = Bench(setup_of(Documents, "num_rows=300"))
+        return next(iter(leakage.leakage(bench)))
+
+    # ids of the model are few, but windows of 50 among 32 ids are never alike by chance
+    monkeypatch.setattr("tests.cases.tiny.LENGTH", 200)
+    assert look(held).level == "pass"
+    spoilt = held.copy()
+    spoilt[::4, 100:180] = train[10:25, 61:141]  # in a quarter of the rows, and elsewhere in the row
+    assert look(spoilt).level in ("warn", "fail")
+
+
+# Recipes of the catalog
+
+
+def small(name: str, data: Path, *words: str) -> Setup:
+    return contract.CASES[name][0](data).setup(*words)
+
+
+@pytest.mark.parametrize("name", ["piano", "world", "toy"])
+def test_the_made_up_sets_of_the_tests_are_sound(name: str, request: pytest.FixtureRequest) -> None:
+    data = request.getfixturevalue(contract.CASES[name][1])
+    setup = small(name, data)
+    for is_quick in (True, False):
+        found = levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup, is_quick))
+        assert [r for r in found if r.level in ("warn", "fail")] == []
+
+
+def test_the_embedded_music_is_sound() -> None:
+    data = Path(__file__).resolve().parents[2] / "data" / "piano"
+    if not data.is_dir():
+        pytest.skip("needs `rung data piano`")
+    setup = small("piano", data, "data.context_size=256")
+    found = levels([*inputs.CHECKS[:2], *leakage.CHECKS], Bench(setup))
+    assert {r.level for r in found} == {"pass"}, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["world_donkeycar", "world_vizdoom"])
+def test_real_worlds_are_sound(name: str, tmp_path: Path) -> None:
+    from rung.cli.resolve import resolve
+    from rung.recipes.world.data import prepare
+
+    words = ["preset=tiny", f"dataset.base_dataset_name={tmp_path / 'place'}", "dataset.width=64", "dataset.height=48",
+             "model.memory=[2@32x24,4@16x12,8@4x3]", "model.width=8", "data.batch_size=8", "evaluation.horizon=8",
+             "system.device=cpu", "system.threads=1"]  # fmt: skip
+    resolved = resolve("world", words)
+    dataset = resolved.config.view("recipe").dataset
+    prepare(shared_data(name), tmp_path / "place", dataset, 1, False, lambda *_: None)
+    setup = build(resolved.config, resolved.recipe_class, tmp_path)
+    found = levels([*inputs.CHECKS, *leakage.CHECKS], Bench(setup))
+    assert [r for r in found if r.level in ("warn", "fail")] == []
+
+
+def test_evals_are_left_as_they_were() -> None:
+    setup = setup_of(Steered)
+    with eval_mode(setup.state.model):
+        before = setup.evaluator.run(setup.state.model)
+    levels([*inputs.CHECKS[:1], *shift.CHECKS, *leakage.CHECKS], Bench(setup))
+    assert setup.evaluator.run(setup.state.model) == before

@@ -1,0 +1,508 @@
+"""If this fails, pre-flight misses a mistake in a model or its loss, accuses a sound one, or changes the run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rung.cli.check import command
+from rung.doctor.preflight import batches as in_batches
+from rung.doctor.preflight import causality, checks, cut, numerics, objective, scale
+from rung.doctor.preflight.checks import quick, run_checks
+from rung.doctor.preflight.forward import NotAsked
+from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.table import render
+from rung.engine.build import Setup
+from rung.engine.lens import Lens, OutOfRange, WaryLens
+from rung.engine.state import set_training
+from rung.recipe import Batch, Draw, Loss, Objective, Recipe, Stream
+from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, losses_of
+from tests.cases.preflight_cases import objective as one_objective
+from tests.cases.running import run_case, setup_of
+from tests.cases.tiny import LENGTH, VOCAB, Gpt, Rows, Tiny, chain
+from tests.contract.cases import CASES as CONTRACT
+
+Look = Callable[[Bench], Any]
+
+
+def ask(look: Look, recipe: type[Recipe] = Tiny, *words: str) -> list[Result]:
+    return list(look(Bench(setup_of(recipe, *words))))
+
+
+def one(look: Look, recipe: type[Recipe] = Tiny, *words: str) -> Result:
+    found = ask(look, recipe, *words)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def everything(setup: Setup) -> Any:
+    """All that a check must leave alone, to the bit."""
+    model = setup.state.model
+    tensors = {n: t.detach().numpy().tobytes() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    optimizers = [repr(o.state_dict()) for trained in setup.state.objectives for o in trained.optimizers]
+    modes, gradients = [module.training for module in model.modules()], [p.grad for p in model.parameters()]
+    seeds = torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+    return tensors, optimizers, modes, gradients, seeds, sorted(setup.config.reads)
+
+
+@pytest.mark.parametrize("recipe", [Tiny, KeepsStatistics, Drops, HalfTable, Masked])
+def test_the_quick_form_leaves_no_trace(recipe: type[Tiny]) -> None:
+    setup = setup_of(recipe)
+    set_training(setup.state.model)
+    before = everything(setup)
+    quick(setup, "tiny")
+    assert everything(setup) == before
+
+
+@pytest.mark.parametrize("name", list(CONTRACT))
+def test_recipes_that_are_sound_pass(name: str, request: pytest.FixtureRequest) -> None:
+    make, data = CONTRACT[name]
+    setup = make(request.getfixturevalue(data)).setup("system.data_workers=0")
+    set_training(setup.state.model)
+    before = everything(setup)
+    results = quick(setup, name)
+    others = ("R2", "E7")  # whether code is committed; and the toy's film does repeat itself in its eval set
+    assert [r for r in results if r.level in ("warn", "fail") and r.rule not in others] == []
+    assert everything(setup) == before
+
+
+def test_a_check_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(bench: Bench) -> list[Result]:
+        raise ValueError("first line\nsecond line")
+
+    def fine(bench: Bench) -> list[Result]:
+        return [Result("fine", "pass", "")]
+
+    monkeypatch.setattr(checks, "all_checks", lambda: [Check("broken", broken), Check("fine", fine)])
+    first, second = run_checks(Bench(setup_of(Tiny)))
+    assert first.level == "fail"
+    assert "first line" in first.seen
+    assert "second" not in first.seen
+    assert second.level == "pass"
+
+
+def test_what_changes_state_comes_last_and_not_in_the_quick_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(name: str) -> Look:
+        return lambda bench: [Result(name, "pass", "")]
+
+    monkeypatch.setattr(checks, "FILES", (numerics,))
+    monkeypatch.setattr(
+        numerics, "CHECKS", [Check("b", of("b"), changes_state=True), Check("a", of("a")), Check("c", of("c"), False)]
+    )
+    setup = setup_of(Tiny)
+    assert [r.name for r in run_checks(Bench(setup))] == ["a", "c", "b"]
+    assert [r.name for r in quick(setup, "tiny")] == ["a"]
+
+
+# Optimizers
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    st.sampled_from([1e-8, 1e-6, 1e-4]),
+    st.sampled_from(["fused", "foreach", "single"]),
+)
+def test_the_dry_run_foresees_what_the_update_does(dtype: torch.dtype, eps: float, kind: str) -> None:
+    def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-3, eps=eps, fused=kind == "fused", foreach=kind == "foreach")
+
+    really = []
+    for gradient in (0.0, 1e-4):
+        weight = nn.Parameter(torch.full((3, 5), 0.1, dtype=dtype))
+        weight.grad = torch.full_like(weight, gradient)
+        adamw([weight]).step()
+        really.append(bool(torch.isfinite(weight).all()))
+    setup = setup_of(Tiny)
+    setup.state.objectives[0].optimizers = [adamw([nn.Parameter(torch.full((64, 16), 0.1, dtype=dtype))])]
+    (result,) = numerics.dry_run(Bench(setup))
+    assert (result.level == "pass") == all(really)
+
+
+def test_optimizers_with_constructors_of_their_own_can_be_tried() -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, temper: float) -> None:
+            super().__init__(parameters, {"lr": 0.0})
+            self.temper = temper
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data -= self.param_groups[0]["lr"] * parameter.grad / self.temper
+
+    for temper, level in ((1.0, "pass"), (0.0, "fail")):
+        setup = setup_of(Tiny)
+        setup.state.objectives[0].optimizers = [Own(setup.state.objectives[0].parameters, temper)]
+        before = everything(setup)
+        assert next(iter(numerics.dry_run(Bench(setup)))).level == level
+        assert everything(setup) == before
+
+
+def test_half_weights_are_fine_where_they_are_frozen() -> None:
+    class Frozen(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.tokens.half().requires_grad_(False)
+            return model
+
+    assert one(numerics.dtypes, Frozen).level == "pass"
+    assert one(numerics.dtypes, HalfTable).level == "warn"
+
+
+# Ids and targets
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 63), st.integers(0, LENGTH), st.sampled_from([-1, VOCAB, VOCAB + 1000]))
+def test_an_id_out_of_range_is_named_with_its_row_and_position(row: int, position: int, value: int) -> None:
+    class Bad(Tiny):
+        def streams(self) -> Mapping[str, Stream]:
+            ids = chain(64, 1)
+            ids[row, position] = value
+            return {"train": Rows("bad", ids=ids), "val": Rows("val", ids=chain(8, 2))}
+
+    result = one(in_batches.ids_in_range, Bad)
+    assert (result.level, result.rule) == ("fail", "D3")
+    assert f"row {row} of train" in result.seen
+    assert f" {value} " in result.seen
+    place = position if position < LENGTH else LENGTH - 1  # the last id is only a label
+    assert f"position {place}:" in result.seen
+
+
+class Padded(Tiny):
+    """Ids travel as uint16; rows end in an id that no table knows, which is cut off inputs and masked as a label."""
+
+    pad = 40_000
+
+    def streams(self) -> Mapping[str, Stream]:
+        ids = chain(200, 1).astype(np.uint16)
+        ids[:, 20:] = np.where(np.arange(200)[:, None] % 3 == 0, self.pad, ids[:, 20:])
+        return {"train": Rows("padded", ids=ids), "val": Rows("val", ids=ids[:9])}
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            ids = batch["ids"].long()
+            targets = ids[:, 1:].masked_fill(ids[:, 1:] == self.pad, -100)
+            logits = model(ids[:, :-1].masked_fill(ids[:, :-1] == self.pad, 0))
+            total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            return Loss(total, (targets != -100).sum().float())
+
+        return one_objective(model, loss)
+
+
+def test_padding_that_no_table_sees_is_no_error() -> None:
+    assert one(in_batches.ids_in_range, Padded).level == "pass"
+    found = objective.same_objective(Bench(setup_of(Padded)))
+    (result,) = found
+    assert result.level == "pass"
+
+
+def test_a_dtype_too_narrow_for_its_table_is_told() -> None:
+    class Narrow(Tiny):
+        def streams(self) -> Mapping[str, Stream]:
+            ids = chain(64, 1).astype(np.uint8)
+            return {"train": Rows("narrow", ids=ids), "val": Rows("val", ids=ids[:8])}
+
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.tokens = nn.Embedding(300, self.cfg.model.width)
+            return model
+
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            inner = super().objectives(model)[0]
+            return [inner._replace(loss=lambda batch, draw: inner.loss({"ids": batch["ids"].long()}, draw))]
+
+    levels = {r.name: r.level for r in ask(in_batches.ids_in_range, Narrow)}
+    assert levels == {"ids in range": "pass", "width of ids": "warn"}
+
+
+class Indexed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids]
+
+
+@pytest.mark.parametrize("make", [Indexed, lambda: nn.Embedding(4, 2)], ids=["brackets", "embedding"])
+def test_the_wary_lens_speaks_before_the_call(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    with Lens(model) as lens:
+        model(torch.tensor([[0, 3]]))
+    assert lens.lookups[0].num_rows == 4
+    with pytest.raises(OutOfRange) as caught, WaryLens(model):
+        model(torch.tensor([[0, 3], [4, 1]]))
+    assert (caught.value.value, caught.value.limit, caught.value.place) == (4, 4, 2)
+    model(torch.tensor([[0, 3]]))  # and nothing is left of it
+
+
+def test_an_error_of_the_loss_is_told_once() -> None:
+    class Wrong(Tiny):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                raise RuntimeError("shapes do not fit")
+
+            return one_objective(model, loss)
+
+    results = quick(setup_of(Wrong), "tiny")
+    assert [r.name for r in results if r.level == "fail"] == ["first forward"]
+    assert "shapes do not fit" in next(r.seen for r in results if r.level == "fail")
+
+
+# Loss and evals
+
+
+class Drawn(Tiny):
+    """A masked model: which positions are targets is drawn at every step."""
+
+    is_causal = False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            losses, targets = losses_of(model, batch["ids"])
+            counts = (draw.noise("mask", (targets.shape[1],)) < 0.3).float()
+            return Loss((losses * counts).sum(), counts.sum())
+
+        return one_objective(model, loss)
+
+
+def test_targets_that_are_drawn_are_not_compared() -> None:
+    with pytest.raises(NotAsked, match="drawn"):
+        one(objective.same_objective, Drawn)
+    with pytest.raises(NotAsked, match="not causal"):
+        one(causality.causality, Drawn)
+
+
+class Extra(Tiny):
+    """Training adds a term, and says so or not."""
+
+    is_declared, is_noisy = True, False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            losses, targets = losses_of(model, batch["ids"])
+            total, count = losses.sum(), torch.tensor(float(targets.numel()))
+            parts = {"own": (total, count)}
+            if draw.is_eval:
+                return Loss(total, count, parts)
+            more = 0.5 * total.detach() + (10 * draw.noise("more", (1,)).sum() if self.is_noisy else 0.0)
+            return Loss(total + more, count, parts | ({"more": (more, count)} if self.is_declared else {}))
+
+        return one_objective(model, loss)
+
+
+class Undeclared(Extra):
+    is_declared = False
+
+
+class Noisy(Extra):
+    is_declared, is_noisy = False, True
+
+
+@pytest.mark.parametrize(("recipe", "level"), [(Extra, "pass"), (Undeclared, "warn"), (Noisy, "pass")])
+def test_a_term_that_only_training_has_must_be_declared(recipe: type[Tiny], level: str) -> None:
+    assert one(objective.same_objective, recipe).level == level
+
+
+def test_a_mask_that_hides_behind_the_mode_is_seen() -> None:
+    class Hidden(Tiny):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                losses, targets = losses_of(model, batch["ids"])
+                counts = (targets >= 4).float() if model.training else torch.ones_like(losses)
+                return Loss((losses * counts).sum(), counts.sum())
+
+            return one_objective(model, loss)
+
+    assert one(objective.same_objective, Hidden).level == "fail"
+
+
+def test_the_listing_marks_what_counts() -> None:
+    bench = Bench(setup_of(Masked))
+    (result,) = objective.same_objective(bench)
+    mask, ids = bench.micro.batch["mask"][0].tolist(), bench.micro.batch["ids"][0].tolist()
+    lines = [line.split() for line in result.detail.splitlines()[2:]]
+    assert len(lines) == LENGTH
+    for at, words in enumerate(lines):
+        assert words[:3] == [str(at), str(ids[at]), str(ids[at + 1])]
+        assert words[3:] == (["counted"] if mask[at] else ["not", "counted"])
+
+
+def test_a_long_listing_says_of_every_position_whether_it_counts() -> None:
+    from rung.doctor.preflight.listing import _lines
+
+    marks = [at % 100 != 57 for at in range(500)]
+    lines = _lines([None] * 500, list(range(500)), marks)
+    told: dict[int, bool] = {}
+    for words in map(str.split, lines):
+        is_range = words[1] == "to"
+        first, last = int(words[0]), int(words[2] if is_range else words[0])
+        told |= dict.fromkeys(range(first, last + 1), "not" not in words)
+    assert told == dict(enumerate(marks))
+    assert len(lines) < 100
+
+
+def test_dropout_inside_attention_counts_as_dropout() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    model = nn.Identity()
+    with Lens(model) as lens:
+        F.scaled_dot_product_attention(q, q, q, dropout_p=0.2)
+        F.scaled_dot_product_attention(q, q, q)
+        F.dropout(q, 0.3, training=False)
+        nn.Dropout(0.4).eval()(q)
+        nn.Dropout(0.5)(q)
+    assert [dropped.share for dropped in lens.dropped] == [0.2, 0.5]
+
+
+def test_positions_that_do_not_see_each_other_yet_prove_nothing() -> None:
+    class Silent(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model()
+            for name, parameter in model.named_parameters():
+                if "attention.out" in name:
+                    nn.init.zeros_(parameter)
+            return model
+
+    with pytest.raises(NotAsked, match="no position sees"):
+        one(causality.causality, Silent)
+
+
+def test_a_leak_through_the_loss_is_seen_too() -> None:
+    """The model is causal, but the loss lets it read the targets."""
+
+    class Reads(Tiny):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            assert isinstance(model, Gpt)
+
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                ids = batch["ids"]
+                logits = model(ids[:, :-1]) + model.head(model.tokens(ids[:, 1:]))
+                total = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+                return Loss(total, torch.tensor(float(ids[:, 1:].numel())))
+
+            return one_objective(model, loss)
+
+    assert one(causality.causality, Reads).level == "fail"
+    assert "shift" in one(causality.causality, NoShift).remedy
+
+
+def test_rows_that_judge_each_other_are_a_warning_and_noise_of_torch_is_no_question() -> None:
+    class Contrast(Tiny):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                means = F.normalize(model(batch["ids"][:, :-1]).mean(1), dim=1)
+                total = F.cross_entropy(9 * means @ means.T, torch.arange(len(means)), reduction="sum")
+                return Loss(total, torch.tensor(float(len(means))))
+
+            return one_objective(model, loss)
+
+    class Random(Tiny):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            inner = super().objectives(model)[0]
+
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                found = inner.loss(batch, draw)
+                return found._replace(sum=found.sum * torch.rand(()))
+
+            return one_objective(model, loss)
+
+    assert one(cut.cut, Contrast).level == "warn"
+    with pytest.raises(NotAsked, match="of torch"):
+        one(cut.cut, Random)
+
+
+def test_a_head_that_knows_the_frequencies_is_no_fault() -> None:
+    class Knows(Tiny):
+        def streams(self) -> Mapping[str, Stream]:
+            ids = np.where(np.random.default_rng(0).random((64, LENGTH + 1)) < 0.95, 3, 5)
+            return {"train": Rows("knows", ids=ids), "val": Rows("val", ids=ids[:8])}
+
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.head = nn.Linear(self.cfg.model.width, VOCAB)
+            with torch.no_grad():
+                model.head.bias[3] += 6
+            return model
+
+    assert one(scale.initial_loss, Knows).level == "pass"
+
+
+def test_numbers_that_are_not_finite_are_named() -> None:
+    class Root(Tiny):
+        """Finite forwards, and a gradient that is not."""
+
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            inner = super().objectives(model)[0]
+            assert isinstance(model, Gpt)
+
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                found = inner.loss(batch, draw)
+                zero = (model.head.weight * 0).sum()
+                return found._replace(sum=found.sum + torch.where(zero > 0, zero.sqrt(), zero))
+
+            return one_objective(model, loss)
+
+    class Nan(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.places.weight.data[0, 0] = torch.nan
+            return model
+
+    assert (result := one(scale.finite, Root)).level == "fail"
+    assert "head.weight" in result.seen
+    assert "places.weight" in one(numerics.finite_weights, Nan).seen
+    assert [r.name for r in quick(setup_of(Nan), "tiny") if r.level == "fail"] == ["finite weights"]
+
+
+# What people see
+
+
+def test_the_table_shows_every_result_and_counts_them() -> None:
+    results = [
+        Result("a", "pass", "1"),
+        Result("long name", "fail", "word " * 60, "mend it", "D3"),
+        Result("c", "skip", "2"),
+    ]
+    text = render(results, 1.26, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "try: mend it" in text
+    assert text.splitlines()[-1] == "3 results in 1.3 s: 1 fail, 1 skip, 1 pass"
+
+
+WORDS = ("system.device=cpu", "data.batch_size=16", "num_rows=200", "optimizer.max_iters=20", "lr.warmup_iters=2")
+
+
+def test_the_verb_checks_recipes_and_says_by_its_exit_code_what_it_found(tmp_path: Path) -> None:
+    def check(recipe: str, *more: str) -> Any:
+        return CliRunner().invoke(command, [recipe, *WORDS, "--runs", str(tmp_path), "--quick", *more])
+
+    fine = check("tests.cases.tiny:Tiny", "--json")
+    assert fine.exit_code == 0, fine.output
+    assert {r["level"] for r in json.loads(fine.output)["results"]} <= {"pass", "skip", "warn"}
+    sick = check("tests.cases.preflight_cases:NoShift")
+    assert sick.exit_code == 1
+    assert "no look ahead" in sick.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_verb_checks_a_run_at_its_last_save(tmp_path: Path) -> None:
+    run = run_case(Tiny, tmp_path, "optimizer.max_iters=30", "num_rows=200")
+    done = CliRunner().invoke(command, [str(run.path), "--runs", str(tmp_path), "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "the weights are trained" in done.output
