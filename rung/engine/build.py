@@ -321,12 +321,19 @@ def row_shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
 
 
+def _left_out(state: State) -> list[str]:
+    """Parameters that ask for a gradient and that no objective trains: forgotten, or a part that should be frozen."""
+    trained = {id(p) for objective in state.objectives for p in objective.parameters}
+    return [name for name, p in state.model.named_parameters() if p.requires_grad and id(p) not in trained]
+
+
 def _explain(setup: Setup, why_device: str) -> None:
     cfg, rate, world = setup.cfg, setup.rate, setup.world
     num_parameters = sum(p.numel() for p in setup.state.model.parameters())
     setup.derived |= {
         "parameters": num_parameters,
         "trained_parameters": sum(p.numel() for o in setup.state.objectives for p in o.parameters),
+        "left_out": _left_out(setup.state),
         "rows_per_step": rate.rows_per_step,
         "targets_per_row": rate.targets_per_row,
         "epoch_rows": rate.epoch_rows,

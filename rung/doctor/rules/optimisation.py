@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
@@ -65,8 +66,8 @@ def _loss_suffers(history: History) -> str:
     if len(losses(history)) > 1 or len(loss) < 50:
         return ""
     width = min(WINDOW, len(loss) // 2)
-    windows = [Series(loss.steps[e - width : e], loss.values[e - width : e]) for e in range(width, len(loss), 10)]
-    best, now = min(windows, key=lambda w: w.median), loss.last(width)
+    start = 10 * int(np.argmin(np.median(sliding_window_view(loss.values, width)[:-1:10], axis=1)))
+    best, now = Series(loss.steps[start : start + width], loss.values[start : start + width]), loss.last(width)
     if now.median >= best.median + 3 * best.sigma and best.sigma > 0:
         return f"the loss is {now.median:.4g} where it was {best.median:.4g} around step {best.steps[width // 2]}"
     if best.median > 0 and now.sigma / now.median > 4 * best.sigma / best.median > 0:

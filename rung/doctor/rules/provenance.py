@@ -162,7 +162,12 @@ class Pair(NamedTuple):
 
 def _stretches(history: History) -> Iterator[tuple[int, list[int]]]:
     """The step at which each resume began, and the steps from there on that had been taken before."""
-    again = sorted(step for step, rows in history.superseded.items() if any("loss" in row for row in rows))
+    went_back = [(e.get("to", 0), e.get("step", -1)) for e in history.events_of("rollback")]  # with other rows, wanted
+    again = sorted(
+        step
+        for step, rows in history.superseded.items()
+        if any("loss" in row for row in rows) and not any(to <= step <= bad for to, bad in went_back)
+    )
     starts = {e["step"] for e in history.events_of("resume") if isinstance(e.get("step"), int)} & set(again)
     for i, step in enumerate(again):
         if step not in starts and (i == 0 or again[i - 1] != step - 1):

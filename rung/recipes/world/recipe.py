@@ -118,7 +118,10 @@ class World(Recipe):
                 modules=[world.generator],  # not the discriminator: R1 differentiates it twice
             ),
         ]
-        return objectives if adversarial.weight else objectives[:1]
+        if adversarial.weight:
+            return objectives
+        world.discriminator.requires_grad_(False)  # nobody trains it
+        return objectives[:1]
 
     def _dreamer(self, model: nn.Module) -> Dreamer:
         from rung.recipes.world.dream import Dreamer
