@@ -24,12 +24,12 @@ test-doctor: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m doctor tests/cases
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check rung tests bench
+	$(BIN)/ruff check rung tests bench examples
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput loader world_loader play logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput overhead loader world_loader play logging shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
 
 page: $(PAGE)
 

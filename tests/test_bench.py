@@ -23,7 +23,7 @@ def run(name: str, *words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["throughput", "loader", "world_loader", "play", "logging"])
+@pytest.mark.parametrize("name", ["throughput", "loader", "world_loader", "play", "logging", "overhead"])
 def test_a_benchmark_ends_with_its_ratio(name: str) -> None:
     assert LINE.fullmatch(run(name))
 

@@ -30,6 +30,7 @@ ALLOWED = {
     "compare": {"runs"},
     "web": {"runs", "recipe"},  # recipe: the types of what is played
     "forensics": {"engine", "runs", "data", "recipe"},
+    "own_loop": {"engine", "forensics", "runs", "data", "recipe", "doctor"},  # doctor: for findings, on demand
     "sweep": {"config", "runs"},
     "remote": {"runs"},
     **{leaf: set() for leaf in LEAVES},

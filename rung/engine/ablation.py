@@ -12,7 +12,7 @@ only knows how frequent each id is does not notice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def _without(tensor: Tensor, given: Input, draw: Draw, is_all: bool) -> Tensor:
     if given.how == "zero":
         return torch.zeros_like(tensor)
     if given.how == "shift" and has_time:
-        return tensor[:, _rolled(tensor.shape[1], tensor.shape[1] // 2, tensor.device)]
+        return pick(tensor, slice(None), _rolled(tensor.shape[1], tensor.shape[1] // 2, tensor.device))
     if given.how not in ("permute", "shift"):
         raise RecipeError(f"inputs() takes {given.name} away by {given.how!r}; it can be permute, zero or shift")
     if is_all or _is_ids(tensor):
@@ -75,11 +75,16 @@ def _without(tensor: Tensor, given: Input, draw: Draw, is_all: bool) -> Tensor:
         return tensor
     # By one distance for all rows, so that no row keeps its own and each is used once.
     distance = 1 + int(Draw(draw.seed, draw.step, np.zeros(1, np.int64)).integers("ablation", num_rows - 1)[0])
-    return tensor[_rolled(num_rows, distance, tensor.device)]
+    return pick(tensor, _rolled(num_rows, distance, tensor.device))
+
+
+def pick(tensor: Tensor, *index: Any) -> Tensor:
+    """tensor[index]; on CUDA torch cannot index the unsigned types that ids travel in, but the same bits it can."""
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)
+    return tensor[index] if signed is None else tensor.view(signed)[index].view(tensor.dtype)
 
 
 def _rolled(length: int, distance: int, device: torch.device) -> Tensor:
-    """As an index: torch's own roll and gather do not know every type that ids travel in."""
     return (torch.arange(length, device=device) + distance) % length
 
 
@@ -91,7 +96,8 @@ def _out_of_order(tensor: Tensor, draw: Draw) -> Tensor:
     """Each row in an order of its own; the first place stays, for what begins a row is often never a target."""
     order = 1 + np.argsort(draw.uniform("ablation/order", tensor.shape[1] - 1), axis=1)
     order = np.concatenate([np.zeros((len(order), 1), np.int64), order], axis=1)
-    return tensor[torch.arange(len(tensor), device=tensor.device)[:, None], torch.from_numpy(order).to(tensor.device)]
+    rows = torch.arange(len(tensor), device=tensor.device)[:, None]
+    return pick(tensor, rows, torch.from_numpy(order).to(tensor.device))
 
 
 def row_losses(loss: Callable[[Batch, Draw], Loss], batch: Batch, draw: Draw, rows_at_once: int = 1) -> np.ndarray:

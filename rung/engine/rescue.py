@@ -116,9 +116,11 @@ def first_diagnosis(micros: Sequence[Micro], facts: Mapping[str, Any]) -> str:
     for number, micro in enumerate(micros):
         for name, tensor in micro.batch.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                bad = (~torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None])).any(dim=1)
-                row = int(micro.ids[int(bad.int().argmax())])
-                return f"the data is not finite: {name!r} of row {row}, in micro {number}"
+                where = f"{name!r}, in micro {number}"
+                if tensor.dim() and len(tensor) == len(micro.ids):
+                    bad = (~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1)
+                    where = f"{name!r} of row {int(micro.ids[int(bad.int().argmax())])}, in micro {number}"
+                return f"the data is not finite: {where}"
     if facts.get("error"):
         return f"the step raised: {facts['error']}"
     if "tensors" in facts:

@@ -123,7 +123,7 @@ def _changed(bench: Bench, micro: Micro, chain: Chain, start: int, stop: int) ->
 def _values(array: Tensor, chain: Chain, first: int) -> Tensor:
     """Ids that are judged somewhere: no padding and no marks that a model may treat as more than an id."""
     own = array.reshape(len(array), -1)[:, first + 1 :][:, : chain.num_targets]
-    return own[chain.counts[:, : own.shape[1]]].long().unique()
+    return own.long()[chain.counts[:, : own.shape[1]]].unique()  # long first: CUDA cannot pick from uint16
 
 
 def other_ids(array: Tensor, start: int, stop: int, values: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def nonfinite_loss(history: History) -> Finding | None:
             *_origin(history, step),
         ],
         ruled_out=[
-            f"no targets (N6): the smallest micro had {value(targets(history), step):g}",
+            *_had_targets(history, step),
             "weights that broke before (N3): no look at them found one that is not finite",
             *_no_explosion(history, step),
         ],
@@ -185,6 +185,11 @@ def empty_targets(history: History) -> Finding | None:
     else:
         return None
     return finding
+
+
+def _had_targets(history: History, step: int) -> list[str]:
+    fewest = value(targets(history), step)
+    return [f"no targets (N6): the smallest micro had {fewest:g}"] if fewest > 0 else []
 
 
 def targets(history: History) -> Series:

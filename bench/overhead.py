@@ -1,0 +1,254 @@
+"""What watching a run costs: `fit` with all signals and the doctor on, with the latch alone, and with neither.
+
+    python -m bench.overhead [--quick] [--threads N]
+    python -m bench.overhead --device cuda --size gpt2
+
+everything: the defaults. Norms per tensor every 20 steps, a look at activations every 100, armed updates after the
+start and after spikes, the doctor beside the run. latch: the judgement of each step and the row that it leaves in the
+record, and nothing else. bare: the same loop with an update that judges nothing, whose numbers nobody reads, without a
+record. So `everything` is bare / everything in seconds, and `latch` is bare / latch: 1 would be for free.
+
+The three take 20 steps each, in turns, in one process, every party in a thread of its own that waits while others have
+the device. A figure is of 100 steps, so that norms and looks are in it in their true share; the first 40 steps, in
+which every update is checked and measured, are left out. Probes belong to evals, of which there are none here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bench.report import facts, pairwise, spread, verdict
+from bench.throughput import GPT2_VOCAB, STEPS, Gpt, Spent, now, since, wait_for, write_store
+from rung.config import Layer, Schema, load_file
+from rung.doctor.live import watch_of
+from rung.engine import loop
+from rung.engine.build import Setup, build
+from rung.engine.config import Engine
+from rung.engine.keeper import Keeper
+from rung.engine.optim import set_lr
+from rung.engine.signals import Row, Signals
+from rung.engine.step import Ready, Stepper
+from rung.recipes import presets
+from rung.recipes.piano.recipe import Piano
+from rung.recipes.piano.tokenizer import VOCAB_SIZE
+from rung.runs.record import Record
+
+BARS = {"everything": 0.99, "latch": 0.998}
+OFF: dict[str, Any] = {
+    "signals": {"layers_every": 0, "look_every": 0, "probes": False, "doctor": False},
+    "guard": {"armed_steps": 0},
+}
+PARTIES = {"everything": {}, "latch": OFF, "bare": OFF}
+
+
+class Done(BaseException):
+    """Enough. Not an Exception, which a run would take for a step that failed."""
+
+
+class Mute:
+    def step(self, step: int, row: Mapping[str, float]) -> None: ...
+    def eval(self, step: int, results: Mapping[str, Mapping[str, float]], is_best: bool) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Unguarded(Stepper):
+    """Applies what comes."""
+
+    def _update(self, ready: Sequence[Ready], lr: float) -> dict[str, Tensor]:
+        for one in ready:
+            set_lr(one.objective.optimizers, lr * one.objective.lr_scale)
+            for optimizer in one.objective.optimizers:
+                optimizer.step()
+        return {"skipped": self.guard.latch}
+
+
+class Unread(Signals):
+    """Nobody reads what a step leaves behind."""
+
+    def push(self, *row: Any) -> None: ...
+
+    def ready(self, wait: bool = False) -> Iterator[Row]:
+        return iter(())
+
+
+class Turns:
+    """Who may run: one after the other, for a chunk of steps each."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._turn = list(names), 0
+        self._changed = threading.Condition()
+        self.error: BaseException | None = None
+
+    def wait_for(self, name: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or self._names[self._turn] == name)
+        if self.error is not None:
+            raise Done
+
+    def pass_on(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._turn = (self._turn + 1) % len(self._names)
+            self.error = self.error or error
+            self._changed.notify_all()
+
+
+@dataclass
+class Party:
+    """A run that stops at every chunk and waits for its turn."""
+
+    name: str
+    setup: Setup
+    record: Record | None
+    chunk: int
+    num_chunks: int
+    spent: list[Spent] = field(default_factory=list)  # of a step, by chunk
+
+    def run(self, turns: Turns) -> None:
+        error: BaseException | None = None
+        try:
+            turns.wait_for(self.name)
+            self._hold_between_chunks(turns)
+            watch = watch_of(self.record.path) if self.record is not None and self.name == "everything" else None
+            loop.fit(self.setup, self.record, Mute(), watch)
+        except Done:
+            pass
+        except BaseException as raised:
+            error = raised
+        turns.pass_on(error)
+        if self.record is not None:
+            self.record.finish("stopped")
+
+    def _hold_between_chunks(self, turns: Turns) -> None:
+        take, device = self.setup.stepper.step, self.setup.world.device
+        num_steps, begun = 0, now()
+
+        def step(*words: Any) -> dict[str, Tensor]:
+            nonlocal num_steps, begun
+            if num_steps and num_steps % self.chunk == 0:
+                wait_for(device)
+                self.spent.append(since(begun, self.chunk))
+                if len(self.spent) == self.num_chunks:
+                    raise Done
+                turns.pass_on()
+                turns.wait_for(self.name)
+                begun = now()
+            num_steps += 1
+            return take(*words)
+
+        self.setup.stepper.step = step  # type: ignore[method-assign,assignment]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
+    parser.add_argument("--size", choices=("piano", "gpt2"), default="piano")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--rounds", type=int, default=3, help="figures of 100 steps")
+    parser.add_argument("--batch", type=int, help="rows a step; default: the size's own")
+    args = parser.parse_args()
+    chunk, per_round, rounds, warm = (1, 2, 2, 1) if args.quick else (20, 5, args.rounds, 2)
+    batch = args.batch or (2 if args.quick else None)
+    steps = f"{rounds} x {chunk * per_round} steps"
+    print(facts("torch", threads=args.threads, size=args.size, device=args.device, steps=steps), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_store(Path(folder) / "ids", VOCAB_SIZE if args.size == "piano" else GPT2_VOCAB)
+        parties = [
+            party(Path(folder), name, args.size, args.device, args.threads, batch, chunk, warm + rounds * per_round)
+            for name in PARTIES
+        ]
+        compete(parties)
+    report({p.name: rounds_of(p.spent[warm:], per_round) for p in parties})
+
+
+def party(
+    folder: Path, name: str, size: str, device: str, threads: int, batch: int | None, chunk: int, num_chunks: int
+) -> Party:
+    tree: dict[str, Any] = {
+        "system": {"device": device, "threads": threads},
+        "optimizer": {"max_iters": STEPS},
+        "eval_interval": 0,
+        "checkpoint": {"every": 0},
+        **PARTIES[name],
+    }
+    layers, recipe_class = [Layer("bench", tree)], Piano if size == "piano" else Gpt
+    if size == "piano":
+        layers.insert(0, Layer("preset tiny", load_file(presets(Piano)["tiny"])))
+        tree["dataset"] = {"base_dataset_name": str(folder / "ids")}
+    else:
+        tree["store"] = str(folder / "ids")
+        tree["system"] |= {"dtype": "bfloat16", "compile": True}
+    if batch is not None or size == "gpt2":
+        tree["data"] = {"batch_size": batch or 64}
+    schema = Schema({"engine": Engine, "recipe": recipe_class.Config})
+    setup = build(schema.resolve(layers), recipe_class, folder / "runs")
+    if name == "bare":
+        setup.stepper.__class__ = Unguarded
+        return Party(name, setup, None, chunk, num_chunks)
+    return Party(name, setup, record_of(folder, name, setup), chunk, num_chunks)
+
+
+def record_of(folder: Path, name: str, setup: Setup) -> Record:
+    return Record.create(
+        folder / "runs",
+        name,
+        recipe="bench",
+        preset=None,
+        command=["bench"],
+        seed=setup.cfg.seed,
+        config=setup.config.tree(),
+        sources=setup.config.sources,
+        derived=setup.derived,
+        data=setup.data,
+    )
+
+
+def compete(parties: Sequence[Party]) -> None:
+    turns = Turns([p.name for p in parties])
+    # The doctor looks every so many seconds: of his own run, not of the three.
+    kept, Keeper.WATCH_S = Keeper.WATCH_S, Keeper.WATCH_S * len(parties)
+
+    def signals_of(**how: Any) -> Signals:
+        return Unread(**how) if threading.current_thread().name == "bare" else Signals(**how)
+
+    loop.Signals = signals_of  # type: ignore[misc,assignment]
+    threads = [threading.Thread(target=p.run, args=(turns,), name=p.name, daemon=True) for p in parties]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        Keeper.WATCH_S, loop.Signals = kept, Signals  # type: ignore[misc]
+    if turns.error is not None:
+        raise turns.error
+
+
+def rounds_of(spent: Sequence[Spent], per_round: int) -> list[Spent]:
+    """Means over as many chunks as make a figure."""
+    groups = [spent[start : start + per_round] for start in range(0, len(spent), per_round)]
+    return [Spent(*(sum(part) / len(group) for part in zip(*group))) for group in groups]
+
+
+def report(spent: Mapping[str, list[Spent]]) -> None:
+    for name, values in spent.items():
+        wall, cpu = ([1e3 * s[n] for s in values] for n in range(2))
+        print(f"{name:<12}{spread(wall, '.2f')} ms a step, {spread(cpu, '.2f')} ms of CPU time")
+    ratios = {name: (spent[base], spent[name]) for name, base in (("everything", "bare"), ("latch", "bare"))}
+    for name, (base, ours) in ratios.items():
+        cpu = pairwise([s.cpu for s in base], [s.cpu for s in ours])
+        print(f"{name} in CPU time of the process, which other processes disturb less: {spread(cpu, '.4f')}")
+    for name, (base, ours) in ratios.items():
+        print(verdict(name, pairwise([s.wall for s in base], [s.wall for s in ours]), BARS[name], form=".4f"))
+
+
+if __name__ == "__main__":
+    main()
