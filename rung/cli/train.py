@@ -207,6 +207,8 @@ def follow(setup: Setup, record: Record | None, first_words: str) -> None:
                     raise
     if record is not None:
         show.say(closing(setup, record, outcome))
+    if not setup.world.is_first:  # or whoever started the ranks would end the first one, which has more to write
+        return
     if outcome.status == "diverged":
         sys.exit(1)
     if outcome.signal:  # as the shell does: what comes after `&&` must not take this for the end of training
@@ -265,9 +267,12 @@ def _diverged(record: Record, name: str, saves: list[int]) -> list[str]:
     if not events:
         return [kept]
     last = events[-1]
+    state = f"Weights and optimizer are those before step {last['step']}"
+    if last.get("is_broken"):
+        state = "The weights are as they were found"
+    place = f", kept with the batch in {_near(record.path / last['capture'])}" if last.get("capture") else ""
     return [
-        f"first look: {last.get('diagnosis')}. Weights and optimizer are those before step {last['step']}, kept with "
-        f"the batch in {_near(record.path / last['capture'])}; {kept}",
+        f"first look: {last.get('diagnosis')}. {state}{place}; {kept}",
         f"find out why with `rung replay {name}`; what led to it with `rung doctor {name}`",
     ]
 

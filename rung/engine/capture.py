@@ -37,15 +37,25 @@ class Captured:
     micros: list[list[Micro]]
 
 
-def write(folder: Path, setup: Setup, step: int, micros: Sequence[Micro], facts: Mapping[str, Any]) -> Path:
-    """`setup.state` must be the state before the step. The first rank writes the state, each rank its own batch."""
+def write(
+    folder: Path, setup: Setup, step: int, micros: Sequence[Micro], facts: Mapping[str, Any], is_alone: bool = False
+) -> Path:
+    """`setup.state` must be the state before the step. The first rank writes the state, each rank its own batch.
+
+    `is_alone`: only this rank failed, and nobody waits for it; it writes the state too, which is the same on all ranks.
+    """
     captures = Checkpoints(folder)
     path = captures.at(step)
-    if setup.world.is_first:
-        captures.save(setup.state, setup.save_extra())
-    setup.world.wait()
+    try:
+        if setup.world.is_first or is_alone:
+            captures.save(setup.state, setup.save_extra())
+    finally:  # also when the disk is full, or the others would wait for good
+        if not is_alone:
+            setup.world.wait()
     rank = setup.world.rank
-    tensors = {f"{n}/{name}": t.contiguous().cpu() for n, m in enumerate(micros) for name, t in m.batch.items()}
+    # (cloned: the file format refuses two names for one memory)
+    named = {f"{n}/{name}": t.detach().cpu() for n, micro in enumerate(micros) for name, t in micro.batch.items()}
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
     save_file(tensors, path / f"batch.{rank}.safetensors")
     document = {**machine(setup), **facts, "step": step, "micros": [_described(micro) for micro in micros]}
     write_whole(path / f"capture.{rank}.json", to_json(document) + b"\n")
@@ -84,13 +94,13 @@ def read(path: Path, device: torch.device | str = "cpu") -> Captured:
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"the capture {path} is damaged: {file.name}: {error}") from error
     if not facts:
-        raise CheckpointError(f"{path} is not a capture: it has no capture.0.json")
+        raise CheckpointError(f"{path} is not a capture: it has no capture.<rank>.json")
     return Captured(path, facts, micros)
 
 
 def steps(folder: Path) -> list[int]:
     """The steps that were captured, oldest first."""
-    return [s for s in Checkpoints(folder).steps() if (Checkpoints(folder).at(s) / "capture.0.json").is_file()]
+    return [step for step in Checkpoints(folder).steps() if any(Checkpoints(folder).at(step).glob("capture.*.json"))]
 
 
 def _described(micro: Micro) -> dict[str, Any]:

@@ -5,7 +5,8 @@ Three cases, from free to dear:
   whole update is left out there, moments and step number included. The latch is sticky, so that however late the host
   reads the signals, weights and optimizers are still exactly those before the first bad step; it costs neither a copy
   nor a wait. Optimizers that do not know the flag make the host look at it before each update.
-- A forward moves buffers (running statistics). Those that do are few and small; they are kept while the latch is open.
+- A forward moves buffers (running statistics). They are small, and kept while the latch is open; large ones (tables,
+  masks) only if they move in the first steps.
 - Finite gradients make bad weights (an eps that underflows, a square that overflows). That is a matter of the first
   steps and of wild times, so for some steps after a start and after a spike the guard is armed: weights and optimizers
   are copied before the update and looked at after it, and a bad update is undone.
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+LARGE = 2**18  # elements of a buffer that is worth finding out whether it moves
+
 
 class Before(NamedTuple):
     """A copy of what an update changes."""
@@ -31,9 +34,10 @@ class Guard:
     def __init__(self, device: torch.device, model: nn.Module, armed_steps: int = 0) -> None:
         self.latch = torch.zeros((), device=device)  # one tensor for good, so that a captured graph may hold it
         self._armed_steps, self._armed_until = armed_steps, 0
-        self._buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.numel()}
-        self._at_first: dict[str, Tensor] = {}
-        self._kept: dict[str, Tensor] = {}
+        self._model = model
+        self._still: set[str] = set()  # large buffers that nothing writes into
+        self._kept: dict[torch.dtype, tuple[list[tuple[str, torch.Size]], Tensor]] = {}
+        self._at_first: dict[str, Tensor] | None = None
 
     def judge(self, is_bad: Tensor, is_fatal: Tensor) -> Tensor:
         """1 where this step must not be applied; after a fatal one, no step is."""
@@ -62,23 +66,39 @@ class Guard:
         return step < self._armed_until
 
     def keep_buffers(self) -> None:
-        """Before a forward. Which buffers move is learned from the first steps, in which all are kept."""
-        if self._buffers and not self._kept:
-            self._kept = {name: buffer.clone() for name, buffer in self._buffers.items()}
-            self._at_first = {name: buffer.clone() for name, buffer in self._buffers.items()}
-        for name, buffer in self._buffers.items():  # never by multiplication: 0 times NaN is NaN
-            self._kept[name].copy_(torch.where(self.latch > 0, self._kept[name], buffer))
+        """Before a forward. By name, as a forward may also put a new tensor in place of the old; a dtype at a time,
+        in one piece, because a model can have hundreds of them."""
+        buffers = [(n, b) for n, b in self._model.named_buffers() if b.numel() and n not in self._still]
+        if self._at_first is None:
+            self._at_first = {name: b.clone() for name, b in buffers if b.numel() > LARGE}
+        for dtype in {buffer.dtype for _, buffer in buffers}:
+            some = [(name, buffer) for name, buffer in buffers if buffer.dtype == dtype]
+            layout = [(name, buffer.shape) for name, buffer in some]
+            flat = torch.cat([buffer.detach().reshape(-1) for _, buffer in some])
+            before = self._kept.get(dtype)
+            if before is not None and before[0] == layout:  # never by multiplication: 0 times NaN is NaN
+                flat = torch.where(self.latch > 0, before[1], flat)
+            self._kept[dtype] = (layout, flat)
 
     def forget_still_buffers(self) -> None:
-        """After some steps: tables and masks that nothing wrote into need no copies. (Versions do not tell: those of
-        torch's own running statistics stand still.)"""
-        moved = [name for name, at_first in self._at_first.items() if not torch.equal(at_first, self._buffers[name])]
-        self._buffers, self._kept = ({name: of[name] for name in moved} for of in (self._buffers, self._kept))
+        """After some steps: tables and masks that nothing wrote into need no copies."""
+        now = dict(self._model.named_buffers())
+        for name, at_first in (self._at_first or {}).items():
+            if name in now and torch.equal(at_first, now[name]):
+                self._still.add(name)
         self._at_first = {}
 
+    @torch.no_grad()
     def restore_buffers(self) -> None:
-        for name, kept in self._kept.items():
-            self._buffers[name].copy_(kept)
+        for layout, flat in self._kept.values():
+            pieces = flat.split([shape.numel() for _, shape in layout])
+            for (name, shape), piece in zip(layout, pieces, strict=True):
+                owner, _, last = name.rpartition(".")
+                buffers = self._model.get_submodule(owner)._buffers
+                if (buffer := buffers.get(last)) is not None and buffer.shape == shape:
+                    buffer.copy_(piece.view(shape))
+                else:
+                    buffers[last] = piece.view(shape).clone()
 
 
 def copy_before(parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> Before:

@@ -76,6 +76,7 @@ class Keeper:
         self._coverage = Coverage(setup.streams["train"].num_rows)
         self._look = Look(setup.state.model, setup.stepper.objectives[0], setup.precision)
         self._spikes = {"loss": Spikes(), "norm": Spikes()}
+        self._odd = set(self._broken())  # not finite from the start, as a mask that is kept as a parameter
         self._first_step, self._watched = setup.state.progress.step, (setup.state.progress.step, time.monotonic())
         self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
         self._reported_unread = False
@@ -137,7 +138,8 @@ class Keeper:
         """Writes rows as they arrive; raises Diverged at the first whose step could not be applied."""
         progress = self._setup.state.progress
         for step, row, tables in rows:
-            has_diverged, bad_micro = row.pop("diverged") > 0, int(row.pop("bad_micro", -1))
+            has_diverged = row.pop("diverged") > 0
+            bad_micro = max((int(row.pop(name)) for name in list(row) if name.endswith("bad_micro")), default=None)
             if not has_diverged:
                 progress.targets += int(row["targets"])
                 progress.skipped += int(row["skipped"])
@@ -155,19 +157,19 @@ class Keeper:
             self._notice_spikes(step, row)
         self._ask_the_watch(progress.step)
 
-    def _diverged(self, step: int, row: Mapping[str, float], bad_micro: int) -> Diverged:
-        values = {name: value for name, value in row.items() if not math.isfinite(value)}
-        bad = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    def _diverged(self, step: int, row: Mapping[str, float], bad_micro: int | None) -> Diverged:
         broken, self._setup.stepper.broken = self._setup.stepper.broken, []
-        if broken and not bad:
+        if broken:
             shown = ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
             self._tell("weights_broken", step=step, tensors=broken, gradients_finite=True)
             why = f"gradients were finite, but the update would have broken {shown} at step {step}; it was undone"
             return Diverged(step, why, tensors=broken)
-        if bad_micro < 0 and not math.isfinite(row.get("loss", 0.0)):
-            bad_micro = 0  # there was only one
+        # (a look may say NaN of something that is not there)
+        values = {k: v for k, v in row.items() if not math.isfinite(v) and not k.startswith("look/")}
+        bad = ", ".join(f"{name} {value:g}" for name, value in values.items())
         why = f"{bad or 'float16 overflowed at every scale'} at step {step}; the update was not applied"
-        return Diverged(step, why, values=values, micro=bad_micro)
+        # Without a number there was one micro only. Where no loss is bad, the gradients of all together are.
+        return Diverged(step, why, values=values, micro=0 if bad_micro is None else bad_micro)
 
     def _notice_spikes(self, step: int, row: Mapping[str, float]) -> None:
         """After a spike updates are looked at for a while; ranks see the same rows at the same time, and agree."""
@@ -209,12 +211,12 @@ class Keeper:
             self._show.say(f"sick: at step {step} ranks have different weights: {', '.join(names[:5])}")
 
     def save(self) -> None:
-        if self._record is None or self._saves is None:
-            return
         state = self._setup.state
         if state.progress.step == self._saved:
             return
-        self._refuse_broken(state.progress.step)
+        self._refuse_broken(state.progress.step)  # on every rank, or one would stop alone
+        if self._record is None or self._saves is None:
+            return
         with self._clock.phase("save"):
             self._saves.save(state, self._setup.save_extra())
             self._saves.clean(self._keep)
@@ -223,14 +225,16 @@ class Keeper:
 
     def _refuse_broken(self, step: int) -> None:
         """Weights that are not finite are never saved over good ones."""
-        layers = self._setup.stepper.layers
-        parameters = [p for o in self._setup.stepper.objectives for p in o.parameters]
-        bad = not_finite([p.detach() for p in parameters])
-        if bad:
-            names = layers.names_of([parameters[number] for number in bad])
-            self._tell("weights_broken", step=step, tensors=names, gradients_finite=True)
+        names = [name for name in self._broken() if name not in self._odd]
+        if names:
+            self._tell("weights_broken", step=step, tensors=names, gradients_finite=None)
             why = f"weights are not finite at step {step} ({', '.join(names[:3])}); they were not saved"
             raise Diverged(step, why, is_broken=True, tensors=names)
+
+    def _broken(self) -> list[str]:
+        parameters = [p for o in self._setup.stepper.objectives for p in o.parameters]
+        bad = not_finite([p.detach() for p in parameters])
+        return self._setup.stepper.layers.names_of([parameters[number] for number in bad])
 
     def evaluate(self) -> None:
         state, progress = self._setup.state, self._setup.state.progress

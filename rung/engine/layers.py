@@ -42,8 +42,9 @@ class Layers:
 
     def note_first(self, objective: Trained, per_target: Tensor) -> None:
         """The norm of the gradient of the first micro's mean loss: what a step of its size would have."""
-        norms = torch._foreach_norm([p.grad for p in objective.parameters if p.grad is not None])
-        self.norm_first = torch.linalg.vector_norm(_stacked(norms)) * per_target
+        gradients = [p.grad for p in objective.parameters if p.grad is not None]
+        if gradients:
+            self.norm_first = torch.linalg.vector_norm(_stacked(torch._foreach_norm(gradients))) * per_target
 
     def begin(self, due: Sequence[Trained], copies: Sequence[Tensor] | None) -> None:
         """`copies` of all parameters of `due`, if somebody has made them already; they are used up."""
@@ -105,6 +106,8 @@ class Layers:
     def _index(self, places: Sequence[int], device: torch.device) -> Tensor:
         """Places as a tensor, sent to the device once and not at every measurement, which would wait for it."""
         key = (tuple(places), device)
+        if len(self._indices) > 64:  # a model that routes has many sets
+            self._indices.clear()
         if key not in self._indices:
             self._indices[key] = torch.tensor(places, device=device)
         return self._indices[key]

@@ -21,7 +21,6 @@ from rung.engine.keeper import Display, Keeper, Watch
 from rung.engine.rescue import Diverged, Rescue
 from rung.engine.signals import Signals
 from rung.engine.state import set_training
-from rung.errors import UserError
 from rung.runs.record import Record
 
 BUFFER_STEPS = 3  # after which it is known which buffers a forward writes into
@@ -98,15 +97,13 @@ def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None 
                     keeper.finish()
                     return Outcome("diverged", str(error))
                 show.say(told)
-                keeper.rewound()
+                if state.progress.step < error.step:
+                    keeper.rewound()
                 feed = setup.feed()
             except BaseException as error:
                 feed.close()
-                if isinstance(error, Exception) and not isinstance(error, UserError):
-                    # What a step raised has not been applied: it can be run again, with a debugger or to find the row.
-                    place = rescue.keep(progress.step, f"{type(error).__name__}: {error}", error=str(error))
-                    if place:
-                        error.add_note(f"the step is kept in {place}; `rung replay` names the operation and the row")
+                if isinstance(error, Exception):
+                    rescue.after_raise(error)
                 raise
 
 

@@ -18,6 +18,7 @@ from rung.data.prefetch import Cut
 from rung.errors import ConfigError
 
 AGREE_STEPS = 10
+HASHED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,14 @@ class World:
         """Numbers of the tensors that are not the same on all ranks, to the bit. Every rank must ask."""
         if self.size == 1:
             return []
-        mine = torch.stack([torch.hash_tensor(tensor.detach()) for tensor in tensors]).view(torch.int64)
+        plain = {n: t.detach() for n, t in enumerate(tensors) if t.dtype in HASHED and t.numel()}
+        if not plain:
+            return []
+        mine = torch.stack([torch.hash_tensor(tensor) for tensor in plain.values()]).view(torch.int64)
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(everybody, mine)
         is_same = (torch.stack(everybody) == mine).all(dim=0)
-        return [number for number, same in enumerate(is_same.tolist()) if not same]
+        return [number for number, same in zip(plain, is_same.tolist()) if not same]
 
     def leave(self) -> None:
         if self.size > 1:

@@ -56,6 +56,8 @@ def best_scale(setup: Setup) -> float:
         bring_back(before, parameters, optimizers)
         stepper.guard.latch.copy_(latch)
         stepper.guard.restore_buffers()
+        for parameter in parameters:  # of a trial that ended half-way, for lack of memory say
+            parameter.grad = None
         if state.loss_scale is not None and scale is not None:
             state.loss_scale.load_state_dict(scale)
     return min(losses, key=lambda k: losses[k])

@@ -28,14 +28,17 @@ class Coverage:
 
     def _fresh(self, ids: np.ndarray, position: int) -> int:
         """How many of the rows were not seen before in their epoch, this step included."""
-        end = (position // self._epoch_rows + 1) * self._epoch_rows
-        here, rest = ids[: end - position], ids[end - position :]
-        if position // self._epoch_rows != self._epoch or self._seen is None:
-            self._epoch, self._seen = position // self._epoch_rows, np.zeros(self._epoch_rows, bool)
-        distinct = np.unique(here)
-        fresh = int((~self._seen[distinct]).sum())
-        self._seen[distinct] = True
-        return fresh + (self._fresh(rest, end) if len(rest) else 0)
+        fresh, end = 0, position + len(ids)
+        while position < end:
+            epoch = position // self._epoch_rows
+            if epoch != self._epoch or self._seen is None:
+                self._epoch, self._seen = epoch, np.zeros(self._epoch_rows, bool)
+            stop = min(end, (epoch + 1) * self._epoch_rows)
+            distinct = np.unique(ids[len(ids) - (end - position) : len(ids) - (end - stop)])
+            fresh += int((~self._seen[distinct]).sum())
+            self._seen[distinct] = True
+            position = stop
+        return fresh
 
 
 def name_of(ids: np.ndarray) -> int:

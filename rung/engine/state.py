@@ -22,7 +22,7 @@ class Progress:
     position: int = 0  # rows of the training stream seen
     targets: int = 0
     elapsed_s: float = 0.0
-    skipped: int = 0  # updates left out because float16 overflowed
+    skipped: int = 0  # updates left out: float16 overflowed, or the guard skipped a bad batch
     evals: list[float] = field(default_factory=list)  # losses of the first eval set, oldest first
     eval_steps: list[int] = field(default_factory=list)
     best_loss: float | None = None

@@ -59,11 +59,12 @@ class Ready(NamedTuple):
     packed: Tensor  # (names, 2) sums and counts over all ranks; the first is the loss
     micros: list[Tensor]  # (2,) sum and count of each micro of this rank
 
-    def signals(self) -> dict[str, Tensor]:
+    def signals(self, is_shared: bool) -> dict[str, Tensor]:
+        """`is_shared`: other ranks have micros too, so that which one was bad is not known from their number."""
         signals = {"norm": self.norm, "norm_clipped": self.clipped}
         for name, (value, count) in zip(self.names, self.packed, strict=True):
             signals[f"{name}/sum"], signals[f"{name}/count"] = value, count
-        if len(self.micros) > 1:
+        if len(self.micros) > 1 or (is_shared and self.micros):
             sums, counts = torch.stack(self.micros).unbind(dim=1)
             is_bad = ~torch.isfinite(sums)
             signals["targets_min"] = counts.min()
@@ -88,6 +89,7 @@ class Stepper:
         self.guard = Guard(world.device, model, armed_steps)
         self.layers = Layers(model, objectives)
         self.broken: list[str] = []  # tensors that the last armed update would have broken
+        self.has_applied = False  # whether the step that was begun last has changed anything
         self._precision, self._world = precision, world
         self._nominal, self._grad_clip = nominal, grad_clip
 
@@ -99,6 +101,7 @@ class Stepper:
         With `measures` the norms of each tensor are left in `layers.measured`.
         """
         due = [objective for objective in self.objectives if step % objective.every == 0]
+        self.has_applied = False
         with clock.phase("forward_backward"):
             self.guard.keep_buffers()
             sums = [self._backward(objective, micros, measures and n == 0) for n, objective in enumerate(due)]
@@ -107,28 +110,38 @@ class Stepper:
             before = self._copy(due) if self.guard.is_armed(step) else None
             if measures:
                 self.layers.begin(due, None if before is None else before.weights)
+            self.has_applied = True
+            scale = self._precision.loss_scale
+            scaled = scale.state_dict() if scale is not None else {}
             verdict = self._update(ready, lr)
-            if before is not None:
-                self._undo_if_broken(due, before)
+            if before is not None and self._undo_if_broken(due, before) and scale is not None:
+                scale.load_state_dict(scaled)
             if measures:
                 self.layers.end({one.objective.name: one.norms for one in ready})
             for objective in due:
                 for parameter in objective.parameters:
                     parameter.grad = None
-        return verdict | {"diverged": self.guard.latch.clone()} | _merge(ready)
+        return verdict | {"diverged": self.guard.latch.clone()} | _merge(ready, self._world.size > 1)
 
     def _copy(self, due: Sequence[Trained]) -> Before:
         return copy_before([p for o in due for p in o.parameters], [x for o in due for x in o.optimizers])
 
-    def _undo_if_broken(self, due: Sequence[Trained], before: Before) -> None:
-        """An armed update that made weights or moments non-finite is taken back. Here the host waits."""
+    def _undo_if_broken(self, due: Sequence[Trained], before: Before) -> bool:
+        """An armed update that made weights or moments non-finite is taken back. Here the host waits.
+
+        What was not finite before (a mask that is kept as a parameter) is not the update's doing.
+        """
         parameters, optimizers = [p for o in due for p in o.parameters], [x for o in due for x in o.optimizers]
         bad = not_finite([p.detach() for p in parameters])
+        if bad:
+            odd = not_finite(before.weights)
+            bad = [number for number in bad if number not in odd]
         if not bad and not not_finite(moments_of(optimizers)):
-            return
+            return False
         self.broken = self.layers.names_of([parameters[number] for number in bad]) or ["optimizer state"]
         bring_back(before, parameters, optimizers)
         self.guard.latch.fill_(1.0)
+        return True
 
     def _backward(self, objective: Trained, micros: Sequence[Micro], measures: bool = False) -> Sums:
         """Gradients of sum / nominal in .grad, and the sums and counts of this rank."""
@@ -137,7 +150,7 @@ class Stepper:
         for number, micro in enumerate(micros):
             seed_torch(objective.name, micro.draw)
             with self._precision.autocast():
-                loss = objective.loss(micro.batch, micro.draw)
+                loss = objective.loss(dict(micro.batch), micro.draw)  # its own dict: a loss may pop from it
             scaled = loss.sum / self._nominal
             if loss_scale is not None:
                 scaled = scaled * loss_scale.scale
@@ -164,12 +177,13 @@ class Stepper:
         factor = (self._nominal / torch.where(count > 0, count, 1.0)).float()
         if self._precision.loss_scale is not None:
             factor = factor / self._precision.loss_scale.scale
-        norms = _norms(gradients)
+        norms = _norms(gradients) if gradients else torch.zeros(0, device=self._world.device)
         norm = torch.linalg.vector_norm(norms) * factor
         shrink = torch.ones_like(norm)
         if self._grad_clip > 0:
             shrink = (self._grad_clip / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor * shrink)
+        if gradients:
+            torch._foreach_mul_(gradients, factor * shrink)
         return Ready(objective, norm, norm * shrink, norms * factor, sums.names, packed, sums.micros)
 
     def _update(self, ready: Sequence[Ready], lr: float) -> dict[str, Tensor]:
@@ -193,16 +207,16 @@ class Stepper:
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
     """(gradients,) the norm of each, on one device."""
-    norms = torch._foreach_norm(list(gradients)) if gradients else [torch.zeros(())]
+    norms = torch._foreach_norm(list(gradients))
     return torch.stack([norm.to(norms[0].device) for norm in norms])
 
 
-def _merge(ready: Sequence[Ready]) -> dict[str, Tensor]:
+def _merge(ready: Sequence[Ready], is_shared: bool) -> dict[str, Tensor]:
     """The signals of all objectives; the first one's loss is the loss of the run and has no prefix."""
     merged: dict[str, Tensor] = {}
     for number, one in enumerate(ready):
         prefix = "" if number == 0 else f"{one.objective.name}/"
-        for name, value in one.signals().items():
+        for name, value in one.signals(is_shared).items():
             if prefix + name in merged:
                 raise RecipeError(f"two objectives have a signal {prefix + name!r}; rename a part or an objective")
             merged[prefix + name] = value

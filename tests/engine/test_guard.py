@@ -253,14 +253,167 @@ def test_measuring_changes_nothing_that_is_learned(tmp_path: Path, recipe: type[
     assert same(everything(both[0]), everything(both[1]))
 
 
-def test_buffers_that_nothing_writes_into_are_not_copied_for_good() -> None:
-    setup = setup_of(Healthy, *WORDS)
+def test_large_buffers_that_nothing_writes_into_are_not_copied_for_good() -> None:
+    class Large(Healthy):
+        def model(self) -> nn.Module:
+            model = Norms()
+            model.register_buffer("mask", torch.zeros(600, 600))
+            return model
+
+    setup = setup_of(Large, *WORDS)
     set_training(setup.state.model)
     feed, guard = setup.feed(), setup.stepper.guard
     for step in range(4):
         setup.stepper.step(step, feed.take(step), 1e-2, Clock())
     guard.forget_still_buffers()
-    assert set(guard._kept) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    setup.stepper.step(4, feed.take(4), 1e-2, Clock())
+    kept = {name for layout, _ in guard._kept.values() for name, _ in layout}
+    assert kept == {"table", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+class Moving(nn.Module):
+    """A buffer that is replaced at every forward, and one that begins to move late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("late", torch.zeros(4))
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.num_calls += 1
+            if self.num_calls > 10:
+                self.late += x.detach().mean(0)
+        out: torch.Tensor = self.layer(x - 0.1 * self.mean)
+        return out
+
+
+class Drifting(Vectors):
+    def model(self) -> nn.Module:
+        return Moving()
+
+
+def test_buffers_that_are_replaced_or_move_late_are_kept_too(tmp_path: Path) -> None:
+    _, run, status = train(Drifting, tmp_path)
+    assert status == "diverged"
+    again = setup_of(Drifting, *WORDS)
+    restore(again, run.path / "captures/00000017")
+    assert all(torch.isfinite(buffer).all() for buffer in again.state.model.buffers())
+    skipped, _, status = train(Drifting, tmp_path, "guard.policy=skip")
+    assert status == "finished"
+    assert skipped.state.progress.skipped == 1
+
+
+def test_a_step_that_is_skipped_costs_no_save(tmp_path: Path) -> None:
+    class Late(Vectors):
+        bad_step = 39
+
+    _, run, status = train(Late, tmp_path, "guard.policy=skip", "checkpoint.every=10", "checkpoint.keep=0")
+    assert status == "finished"
+    assert run.checkpoints() == ["00000010", "00000020", "00000030", "00000040"]
+
+
+def test_a_probe_that_runs_out_of_memory_leaves_no_gradient_behind(tmp_path: Path) -> None:
+    class Greedy(Healthy):
+        is_greedy = True
+
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            [whole] = super().objectives(model)
+            calls: list[int] = []
+
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                calls.append(draw.step)
+                is_second = torch.is_grad_enabled() and calls.count(draw.step) == 2
+                if self.is_greedy and draw.step == 20 and is_second and 4 in draw.rows:
+                    raise torch.OutOfMemoryError("made up")
+                return whole.loss(batch, draw)
+
+            return [whole._replace(loss=loss)]
+
+    class Modest(Greedy):
+        is_greedy = False
+
+    words = ("optimizer.gradient_accumulation_steps=2", "data.batch_size=4", "eval_interval=20", "signals.look_every=0")
+    greedy, run, status = train(Greedy, tmp_path, *words)
+    modest, _, _ = train(Modest, tmp_path, *words)
+    assert status == "finished"
+    assert len(list(run.events("no_probes"))) == 1, "the probe was to fail"
+    assert same(everything(greedy), everything(modest))
+
+
+def test_a_second_failure_after_going_back_is_captured_with_its_own_rows(tmp_path: Path) -> None:
+    class TwoRows(Vectors):
+        def streams(self) -> dict[str, Stream]:
+            x = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32)
+            stream = Rows("x", 1.0, x=x)
+            self.bad = [int(stream.ids(position, 1, self.seed)[0]) for position in (17 * 8 + 2, 19 * 8 + 5)]
+            x[self.bad] = math.nan
+            return {"train": stream}
+
+    setup, run, _ = train(TwoRows, tmp_path, "guard.policy=rollback", "checkpoint.every=16", "checkpoint.keep=0")
+    first, second = run.events("diverged")
+    assert [first["step"], second["step"]] == [17, 17]
+    assert str(setup.recipe.bad[0]) in first["diagnosis"]  # type: ignore[attr-defined]
+    assert str(setup.recipe.bad[1]) in second["diagnosis"]  # type: ignore[attr-defined]
+
+
+def test_one_row_a_thousand_times_in_a_step_is_no_trouble(tmp_path: Path) -> None:
+    class One(Healthy):
+        def streams(self) -> dict[str, Stream]:
+            return {"train": Rows("one", 1.0, x=np.ones((1, 4), np.float32))}
+
+    _, run, status = train(One, tmp_path, "data.batch_size=1200", "optimizer.max_iters=3")
+    assert status == "finished"
+    assert read(run)["fresh"].values.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_mask_that_is_kept_as_a_parameter_is_not_broken(tmp_path: Path) -> None:
+    class Masked(Healthy):
+        def model(self) -> nn.Module:
+            model = Norms()
+            model.mask = nn.Parameter(torch.full((3,), -math.inf))
+            return model
+
+    _, _, status = train(Masked, tmp_path, "guard.armed_steps=20", "optimizer.weight_decay=0")
+    assert status == "finished"
+
+
+def test_a_loss_that_writes_into_its_batch_is_told_of(tmp_path: Path) -> None:
+    class Writing(Vectors):
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            [whole] = super().objectives(model)
+
+            def loss(batch: Batch, draw: Draw) -> Loss:
+                batch["x"].div_(10)
+                return whole.loss({"x": batch.pop("x")}, draw)
+
+            return [whole._replace(loss=loss)]
+
+    _, run, _ = train(Writing, tmp_path)
+    captured = capture.read(run.path / "captures/00000017")
+    assert captured.facts[0]["written"] == ["x"]
+    assert "x" in captured.micros[0][0].batch
+
+
+def test_two_names_for_one_array_are_captured(tmp_path: Path) -> None:
+    class Auto(Vectors):
+        def streams(self) -> dict[str, Stream]:
+            streams = super().streams()
+            gather = streams["train"].gather
+
+            def twice(ids: np.ndarray, draw: Draw) -> Arrays:
+                batch = gather(ids, draw)
+                return {**batch, "target": batch["x"]}
+
+            streams["train"].gather = twice  # type: ignore[method-assign]
+            return streams
+
+    _, run, status = train(Auto, tmp_path)
+    assert status == "diverged"
+    assert set(capture.read(run.path / "captures/00000017").micros[0][0].batch) == {"x", "target"}
 
 
 def test_what_a_step_raises_is_captured_too(tmp_path: Path) -> None:
