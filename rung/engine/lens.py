@@ -109,9 +109,9 @@ class Lens(TorchFunctionMode):
         return self._stack[-1] if self._stack else ""
 
     def __enter__(self) -> Lens:
-        for module, name in self._names.items():
-            self._handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
-            self._handles.append(module.register_forward_hook(self._leaving(name), always_call=True))
+        self._handles = hooked(
+            (module, self._entering(name), self._leaving(name)) for module, name in self._names.items()
+        )
         super().__enter__()
         return self
 
@@ -119,7 +119,7 @@ class Lens(TorchFunctionMode):
         super().__exit__(*error)
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
+        self._handles = []
         self._stack.clear()
 
     def note(self, seen: Seen) -> None:
@@ -166,8 +166,10 @@ class Lens(TorchFunctionMode):
             mask = _argument(args, kwargs, 3, "attn_mask")
             self._note_dropout(_argument(args, kwargs, 4, "dropout_p"))
             self.note(Attended(self.module, query.detach(), key.detach(), scale, is_causal, mask))
-        elif function in SOFTMAXES and args[0].dim() == 4 and _argument(args, kwargs, 1, "dim") in (-1, 3):
-            self.note(Attended(self.module, None, None, 1.0, False, None, args[0].detach()))
+        elif function in SOFTMAXES and _argument(args, kwargs, 1, "dim") in (-1, 3):
+            logits = _argument(args, kwargs, 0, "input")
+            if logits.dim() == 4:
+                self.note(Attended(self.module, None, None, 1.0, False, None, logits.detach()))
         elif function in DROPOUTS and _argument(args, kwargs, 2, "training") is not False:
             self._note_dropout(_argument(args, kwargs, 1, "p"))
         elif function in JUDGES:
@@ -175,7 +177,7 @@ class Lens(TorchFunctionMode):
                 Judged(
                     self.module,
                     JUDGES[function],
-                    args[0] if args else kwargs["input"],  # attached: somebody may ask for its gradient
+                    _argument(args, kwargs, 0, "input"),  # attached: somebody may ask for its gradient
                     _argument(args, kwargs, 1, "target").detach(),
                     kwargs.get("ignore_index", -100) if function in (F.cross_entropy, F.nll_loss) else None,
                     _argument(args, kwargs, 2, "weight"),
@@ -234,16 +236,35 @@ def _looked_up(function: Any, args: Any, kwargs: dict[str, Any]) -> _LookedUp | 
         ids, table = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
         return _LookedUp(ids, table.shape[0], 0, True)
     if function is torch.embedding:
-        return _LookedUp(args[1], args[0].shape[0], 0, True)
+        table, ids = _argument(args, kwargs, 0, "weight"), _argument(args, kwargs, 1, "indices")
+        return _LookedUp(ids, table.shape[0], 0, True)
     if function is Tensor.__getitem__ and isinstance(args[1], Tensor):
         table, ids = args
         if ids.is_floating_point() or ids.dtype in (torch.bool, torch.uint8) or not table.dim():
             return None
         return _LookedUp(ids, table.shape[0], -table.shape[0], isinstance(table, nn.Parameter) and table.dim() == 2)
     if function in (torch.index_select, Tensor.index_select) and _argument(args, kwargs, 1, "dim") == 0:
-        table, ids = args[0], _argument(args, kwargs, 2, "index")
+        table, ids = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "index")
         return _LookedUp(ids, table.shape[0], 0, isinstance(table, nn.Parameter) and table.dim() == 2)
     return None
+
+
+def hooked(modules: Iterable[tuple[nn.Module, Callable[..., None], Callable[..., None]]]) -> list[Any]:
+    """Hooks before and after the forward of modules; all, or none where one cannot be had. Returns their handles.
+
+    A scripted module takes no hooks: what it does counts as done by the module around it.
+    """
+    handles: list[Any] = []
+    try:
+        for module, enter, leave in modules:
+            if not isinstance(module, torch.jit.ScriptModule):
+                handles.append(module.register_forward_pre_hook(enter, prepend=True))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+    except BaseException:
+        for handle in handles:
+            handle.remove()
+        raise
+    return handles
 
 
 def first_tensor(values: Any) -> Tensor | None:

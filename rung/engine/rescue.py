@@ -83,13 +83,13 @@ class Rescue:
         return told
 
     def after_raise(self, error: Exception) -> None:
-        """Keeps a step that raised, if nothing of it was applied: it can be run again, to find the row.
+        """Keeps a step whose forward or backward raised: it can be run again, to find the row.
 
         Other ranks are somewhere in the step and do not know; so this rank asks nothing of them.
         """
         stepper, step = self._setup.stepper, self._setup.state.progress.step
         is_begun = any(held.step == step for held in self._recent)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not is_begun or stepper.has_applied:
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not is_begun or not stepper.is_own:
             return
         with contextlib.suppress(Exception):  # whatever goes wrong here, `error` is what the user must see
             if stepper.guard.latch.item():

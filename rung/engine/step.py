@@ -89,7 +89,7 @@ class Stepper:
         self.guard = Guard(world.device, model, armed_steps)
         self.layers = Layers(model, objectives)
         self.broken: list[str] = []  # tensors that the last armed update would have broken
-        self.has_applied = False  # whether the step that was begun last has changed anything
+        self.is_own = False  # whether a step is in its forward or backward: nothing exchanged, nothing applied
         self._precision, self._world = precision, world
         self._nominal, self._grad_clip = nominal, grad_clip
 
@@ -101,16 +101,16 @@ class Stepper:
         With `measures` the norms of each tensor are left in `layers.measured`.
         """
         due = [objective for objective in self.objectives if step % objective.every == 0]
-        self.has_applied = False
+        self.is_own = True
         with clock.phase("forward_backward"):
             self.guard.keep_buffers()
             sums = [self._backward(objective, micros, measures and n == 0) for n, objective in enumerate(due)]
+        self.is_own = False
         with clock.phase("update"):
             ready = [self._finish(objective, added) for objective, added in zip(due, sums, strict=True)]
             before = self._copy(due) if self.guard.is_armed(step) else None
             if measures:
                 self.layers.begin(due, None if before is None else before.weights)
-            self.has_applied = True
             scale = self._precision.loss_scale
             scaled = scale.state_dict() if scale is not None else {}
             verdict = self._update(ready, lr)

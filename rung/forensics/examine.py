@@ -7,7 +7,9 @@ compiler, no older weights, a model that has no float64) is noted as such and ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -34,8 +36,9 @@ def examine(
     """Why the step failed. `error` is what it raised when it was recorded, if it did."""
     a = Answers(rerun.step, rerun.dtype, rerun.device.type, rerun.is_compiled, error, not_tested=[*(not_tested or ())])
     a.bad_weights, a.bad_state = rerun.bad_weights, rerun.bad_state
-    report("taking the step again, as it was recorded")
-    _again(rerun, a)
+    if rerun.micros:
+        report("taking the step again, as it was recorded")
+        _again(rerun, a)
     if a.bad_weights and rerun.first_broken is not None:
         report("taking the steps before it again, to see when the weights broke")
         a.broken = rerun.first_broken()
@@ -45,15 +48,16 @@ def examine(
     if number is not None:
         rank, a.micro = rerun.place_of(number)
         a.rank = rank if max(rerun.ranks) > 0 else None
-    objective = next(o for o in rerun.objectives if o.name == a.failed.objective)
     if a.failed.place in ("weights", "state"):
-        a.autopsy = look_at_update(rerun, a.failed)
+        if not a.bad_weights and not a.bad_state:  # or it is not this update that broke them
+            a.autopsy = look_at_update(rerun, a.failed)
         return judge(a)
     if number is None:
         if a.failed.place == "sum":
             _climb(rerun, a, rerun.micros)
         return judge(a)
     micro = rerun.micros[number]
+    objective = next(o for o in rerun.objectives if o.name == a.failed.objective)
     report("looking for the first operation")
     a.found = rerun.first(micro, objective)
     if a.bad_weights or a.bad_state:
@@ -97,7 +101,9 @@ def look_at_update(rerun: Rerun, failed: Try) -> Autopsy | None:
         return None
     parameter = named[bad[0]]
     optimizers = [optimizer for objective in rerun.due for optimizer in objective.optimizers]
-    owner = next(o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"]))
+    owner = next((o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"])), None)
+    if owner is None:  # frozen: no update has touched it
+        return None
     with rerun.undone():
         before = parameter.detach().clone()
         rerun.update(failed.gradients)
@@ -157,61 +163,121 @@ def _climb(rerun: Rerun, a: Answers, micros: list[Micro]) -> None:
 
 def _bisect(rerun: Rerun, a: Answers, micro: Micro) -> None:
     """The rows without which the micro passes, one after the other, each by halving."""
-
-    def fails(rows: np.ndarray) -> bool:
-        if not len(rows):
-            return False
-        tried = rerun.take(EAGER, [rows_of(micro, rows)])
-        # A model that does not take so few rows (running statistics want two) raises something of its own.
-        is_other = tried.place == "error" and a.failed is not None and a.failed.place != "error"
-        return tried.fails and not is_other
-
+    cut = _Cut(rerun, a, micro)
     rest = np.arange(len(micro.ids))
     a.num_rows = len(rest)
     if a.is_empty:
         a.samples = micro.ids.tolist()
         return
-    while fails(rest):
+    while cut.fails(rest):
         if len(a.samples) == MOST_SAMPLES:
             a.rest_fails = True
             return
         rows = rest
         while len(rows) > 1:
-            halves = np.array_split(rows, 2)
-            smaller = next((half for half in halves if fails(half)), None)
-            if smaller is None:  # it takes several together
+            smaller = cut.half_of(rows, rest)
+            if smaller is None:
                 break
             rows = smaller
         a.samples += micro.ids[rows].tolist()
-        if len(rows) > 1:
-            return
         rest = rest[~np.isin(rest, rows)]
+        if len(rows) > 1:
+            a.cut = "together"
+            a.rest_fails = bool(cut.fails(rest))
+            return
+
+
+class _Cut:
+    """Tries some rows of a micro. A model that does not take so few (batch statistics want two) raises something of
+    its own, which says nothing about the rows; then they are tried in company."""
+
+    def __init__(self, rerun: Rerun, a: Answers, micro: Micro) -> None:
+        self._rerun, self._answers, self._micro = rerun, a, micro
+
+    def fails(self, rows: np.ndarray) -> bool | None:
+        """As the micro does; None where these rows cannot be tried."""
+        if not len(rows):
+            return False
+        tried = self._rerun.take(EAGER, [rows_of(self._micro, rows)])
+        return _fails_alike(tried, self._answers.failed)
+
+    def half_of(self, rows: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
+        """The half that fails by itself. None: it takes several together, or fewer cannot be tried."""
+        halves = np.array_split(rows, 2)
+        alone = [self.fails(half) for half in halves]
+        found = _first(halves, alone)
+        if found is not None or None not in alone:
+            return found
+        company = rest[~np.isin(rest, rows)]
+        if len(company) and self.fails(company) is False:
+            found = _first(halves, [self.fails(np.sort(np.concatenate([company, half]))) for half in halves])
+        elif len(rows) == 2:  # each twice; one that passes shows that a row may stand beside itself
+            twice = [self.fails(np.repeat(half, 2)) for half in halves]
+            found = _first(halves, twice) if False in twice else None
+        if found is not None:
+            self._answers.cut = "in any company"
+        return found
+
+
+def _first(halves: list[np.ndarray], fails: list[bool | None]) -> np.ndarray | None:
+    return next((half for half, does in zip(halves, fails, strict=True) if does), None)
+
+
+def _fails_alike(tried: Try, failed: Try | None) -> bool | None:
+    """Whether a try fails in the way that is asked about; None: it fails in another, and answers nothing."""
+    if failed is None or not tried.fails:
+        return tried.fails
+    if "error" not in (tried.place, failed.place):
+        return True
+    is_alike = tried.place == failed.place and _kind(tried.error) == _kind(failed.error)
+    return True if is_alike else None
+
+
+def _kind(error: str) -> str:
+    """What an error says whichever the row: without numbers, lists of them, and what it quotes."""
+    without = re.sub(r"'[^']*'|\"[^\"]*\"|[-+]?\d[\d.]*(e[-+]?\d+)?|\b(nan|inf)\b", "#", error)
+    return re.sub(r"#(,? #)*", "#", without)
 
 
 def _counterfactuals(rerun: Rerun, a: Answers, number: int) -> None:
-    assert a.failed is not None
-    guilty = set(a.samples)
     if rerun.other_batches is None:
         a.not_tested.append("other batches: none at hand")
     else:
-        outcomes, seen = [], []
-        for micros in rerun.other_batches():
-            if number < len(micros) and not guilty & set(micros[number].ids.tolist()):
-                outcomes.append(rerun.take(EAGER, [micros[number]]).fails)
-                seen.append(micros[number])
-            if len(outcomes) == NUM_OTHERS:
-                break
-        a.others = (sum(outcomes), len(outcomes)) if outcomes else None
-        if not outcomes:
-            a.not_tested.append("other batches: all have the same rows")
-        a.batch += _outliers(rerun.micros[number], seen)
+        _try_other_batches(rerun, a, number, rerun.other_batches())
     for name, weights in rerun.older_weights() if rerun.older_weights is not None else ():
-        a.older = (name, rerun.take(EAGER, [rerun.micros[number]], weights).fails)
-        if not a.older[1]:
+        tried = rerun.take(EAGER, [rerun.micros[number]], weights)
+        fails = _fails_alike(tried, a.failed)
+        if fails is None:
+            a.not_tested.append(f"{name}: {tried.error[:160] or 'they fail in another way'}")
+            continue
+        a.older = (name, fails)
+        if not fails:
             a.growth = _growth(rerun, weights, name)
             return
     if a.older is None and a.step > 0:
         a.not_tested.append("older weights: none at hand")
+
+
+def _try_other_batches(rerun: Rerun, a: Answers, number: int, batches: Iterable[list[Micro]]) -> None:
+    """These weights with rows that are not to blame."""
+    guilty, outcomes, seen = set(a.samples), [], []
+    others: Counter[str] = Counter()  # failures of another kind
+    for micros in batches:
+        if number < len(micros) and not guilty & set(micros[number].ids.tolist()):
+            tried = rerun.take(EAGER, [micros[number]])
+            fails = _fails_alike(tried, a.failed)
+            if fails is None:
+                others[tried.error[:160] or "it fails in another way"] += 1
+                continue
+            outcomes.append(fails)
+            seen.append(micros[number])
+        if len(outcomes) == NUM_OTHERS:
+            break
+    a.others = (sum(outcomes), len(outcomes)) if outcomes else None
+    a.not_tested += [f"{count} other batches: {why}" for why, count in others.items()]
+    if not outcomes and not others:
+        a.not_tested.append("other batches: all have the same rows")
+    a.batch += _outliers(rerun.micros[number], seen)
 
 
 def _growth(rerun: Rerun, older: Weights, when: str) -> str:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rung.engine.lens import hooked
+
 COPIES = {"aten._to_copy", "aten.clone", "aten.copy_", "aten.detach", "aten.lift_fresh", "aten.contiguous"}
 EMPTIES = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided"}
 # Frames of these are how an operation was reached, not where somebody wrote it.
@@ -33,7 +35,7 @@ _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
     *(str(Path(__file__).parents[1] / n) for n in ("engine", "forensics")),
 )
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
 class Range(NamedTuple):
@@ -106,17 +108,29 @@ def first_nonfinite(
 
 def is_finite(tensor: Tensor) -> bool:
     """Each element, and not their sum: sums of float16 overflow when nothing else does."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
+    if not _is_of_reals(tensor) or tensor.numel() == 0:
         return True
     return bool(torch.isfinite(tensor.detach()).all())
 
 
 def is_usable(tensor: Tensor) -> bool:
     """Finite, and so is its norm, as the engine asks of weights and moments: beyond 1e19 nothing goes well."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
+    if not _is_of_reals(tensor) or tensor.numel() == 0:
         return True
-    wide = tensor.detach() if tensor.dtype is torch.float64 else tensor.detach().float()
+    is_wide = tensor.dtype is torch.float64 or tensor.is_complex()
+    wide = tensor.detach() if is_wide else tensor.detach().float()
     return bool(torch.isfinite(torch.linalg.vector_norm(wide)))
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Has -inf and nothing worse: somebody put it there to mask with."""
+    values = tensor.detach()
+    return values.is_floating_point() and bool(values.isneginf().any() and not (values.isnan() | values.isposinf()).any())
+
+
+def _is_of_reals(tensor: Tensor) -> bool:
+    """Of numbers that can fail to be finite: a spectrum can, too."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def range_of(name: str, tensor: Tensor) -> Range:
@@ -143,7 +157,7 @@ class _Watch(TorchDispatchMode):
         for name, tensor in batch.items():
             self._give(name, tensor, is_fill=False)
         for name, tensor in model.named_parameters():
-            self._give(f"weight {name}", tensor, is_fill=False)
+            self._give(f"weight {name}", tensor, is_fill=is_mask(tensor))
         for name, tensor in model.named_buffers():  # a table of -inf is a mask
             self._give(f"buffer {name}", tensor, is_fill=not bool(torch.isnan(tensor).any()))
 
@@ -153,9 +167,7 @@ class _Watch(TorchDispatchMode):
             self._origin[_storage(tensor)] = len(self._found) - 1
 
     def __enter__(self) -> _Watch:
-        for module, name in self._names.items():
-            self._handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
-            self._handles.append(module.register_forward_hook(self._leaving(), always_call=True))
+        self._handles = hooked((module, self._entering(name), self._leaving()) for module, name in self._names.items())
         super().__enter__()
         return self
 
@@ -187,7 +199,7 @@ class _Watch(TorchDispatchMode):
         except Exception as error:
             self._found.append(self._describe(op, inputs, error=_said(error)))
             raise
-        self._judge(op, args, kwargs, inputs, [t for t in _tensors(outputs) if t.is_floating_point()])
+        self._judge(op, args, kwargs, inputs, [t for t in _tensors(outputs) if _is_of_reals(t)])
         return outputs
 
     def _judge(self, op: Any, args: Any, kwargs: Any, inputs: list[_Input], outputs: list[Tensor]) -> None:
@@ -312,17 +324,20 @@ def _said(error: BaseException) -> str:
 
 
 def _frames_here() -> Iterator[tuple[str, int]]:
-    """Innermost first."""
+    """Innermost first, as far as the forward goes: who asked for the search is beside the point."""
     frame = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not first_nonfinite.__code__:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
 
 
 def _frames_in(formatted: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Of a formatted stack, whose innermost frame comes last."""
+    """Of a formatted stack, whose innermost frame comes last; as far as the forward goes."""
     for entry in reversed(formatted):
-        if match := _FRAME.search(entry):
+        match = _FRAME.search(entry)
+        if match and (match[1], match[3]) == (first_nonfinite.__code__.co_filename, first_nonfinite.__name__):
+            return
+        if match:
             yield match[1], int(match[2])
 
 

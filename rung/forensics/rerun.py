@@ -6,7 +6,8 @@ the first number that is not finite came up. What that means is not decided here
 
 The surprising things: compiled code is taken off by torch's own stance, which reaches every compiled function and
 module wherever it hides, and hooks work again. And float64 means all of it: a model that asks for float32 somewhere
-inside (norms often do) gets float64 there too, or its matrices would not fit together.
+inside (norms often do) gets float64 there too, or its matrices would not fit together. What a forward makes, replaces or
+enlarges among the buffers is taken away again by putting the very tensors back that were there.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Rerun:
     """`micros` are those of all ranks, in order; `ranks` says whose each is. The model is in its training mode.
 
     `other_batches` gives micros of other steps with the draws of this one; `older_weights` names and weights of earlier
-    states; `first_broken` where weights that are bad became so. `seed` is called before each forward.
+    states; `first_broken` where weights that are bad became so. `seed` is called before each forward. `masks` are
+    parameters that hold -inf on purpose, from the beginning on.
     """
 
     model: nn.Module
@@ -100,6 +102,7 @@ class Rerun:
     older_weights: Callable[[], Iterable[tuple[str, Weights]]] | None = None
     first_broken: Callable[[], Broken | None] | None = None
     seed: Callable[[Trained, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
+    masks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.ranks = self.ranks or [0] * len(self.micros)
@@ -107,6 +110,8 @@ class Rerun:
         self._names = {parameter: name for name, parameter in self.model.named_parameters()}
         # On the host: the device may have no room for two.
         self._weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors()}
+        plain = [module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        self._buffers = [(module, dict(module._buffers)) for module in plain]
         self._optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._all_optimizers()]
         self._is_updated = False
 
@@ -132,7 +137,7 @@ class Rerun:
     @property
     def bad_weights(self) -> list[str]:
         """Parameters that are not finite, and buffers with NaN (infinities may be a mask)."""
-        parameters = [name for name, p in self.model.named_parameters() if not is_usable(p)]
+        parameters = [n for n, p in self.model.named_parameters() if n not in self.masks and not is_usable(p)]
         return parameters + [name for name, b in self.model.named_buffers() if bool(torch.isnan(b).any())]
 
     @property
@@ -278,9 +283,14 @@ class Rerun:
 
     @torch.no_grad()
     def _restore(self) -> None:
+        for module, buffers in self._buffers:
+            module._buffers.clear()
+            module._buffers.update(buffers)
         for name, tensor in self._tensors():
-            saved = self._weights[name]
-            if tensor.dtype != saved.dtype or tensor.device != self.device:
+            saved = self._weights.get(name)
+            if saved is None:  # nor can it be taken away
+                continue
+            if (tensor.dtype, tensor.shape, tensor.device) != (saved.dtype, saved.shape, self.device):
                 tensor.data = saved.to(self.device, copy=True)
             else:
                 tensor.copy_(saved)
@@ -333,7 +343,7 @@ class _Bench(NamedTuple):
 def _load(model: nn.Module, weights: Weights) -> None:
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in weights.items():
-        if name in own:
+        if name in own and own[name].shape == tensor.shape:
             own[name].copy_(tensor)
 
 

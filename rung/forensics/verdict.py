@@ -50,6 +50,7 @@ class Answers:
     samples: list[int] = field(default_factory=list)
     num_rows: int = 0
     rest_fails: bool = False  # also without these samples
+    cut: str = "alone"  # how the samples fail: alone, in any company, together
     not_tested: list[str] = field(default_factory=list)
 
 
@@ -150,6 +151,9 @@ def _settled(a: Answers) -> Verdict | None:
     if a.bad_state:
         what = f"the optimizer's state was not finite before the step: {_some(a.bad_state)}"
         return Verdict("OPTIMIZER", "sure", what, a.step, remedy="state")
+    if a.failed is None and not a.num_tries:
+        what = "it was kept without a batch, and weights and moments are finite: there is nothing to take again"
+        return Verdict("TRANSIENT", "unsure", what, a.step, remedy="transient")
     if a.failed is None:
         how = f"raised {a.error}" if a.error else "failed"
         what = f"it {how} when it was recorded, and did not once in {a.num_tries} tries of the same numbers"
@@ -268,7 +272,7 @@ def _evidence(a: Answers) -> list[str]:
     if a.samples and len(a.samples) < a.num_rows:
         rows = ", ".join(map(str, a.samples))
         rest = "and the rest of the micro too" if a.rest_fails else "the rest of the micro passes without them"
-        said.append(f"of {a.num_rows} rows these fail alone: {rows}; {rest}")
+        said.append(f"of {a.num_rows} rows these fail {a.cut}: {rows}; {rest}")
     if a.failed is not None and a.failed.place == "gradient":
         said.append(f"the loss is finite, gradients are not: {_some(a.failed.tensors)}")
     if a.failed is not None and a.failed.place == "sum":
