@@ -1,7 +1,8 @@
 """From a history to findings: asks every rule, keeps what holds, and hides what follows from something else.
 
 A scan is asked once. A state is asked every twenty steps and counts when it held three times in a row; what held only
-for a while is told with the step at which it ended. Of two findings of which one explains the other, the cause stays.
+for a while and is over is told as something worth knowing, no more. Of two findings of which one explains the other,
+the cause stays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from rung.doctor.history import History
 from rung.doctor.rules import Rule, catalogue
 
 EVERY, IN_A_ROW, LEAST = 20, 3, 50
-MOST_LOOKS = 240  # at a long run: the last ones, and groups of three spread over the rest
+MOST_LOOKS = 120  # at a long run: the last ones, and groups of three spread over the rest
+LONG_OVER = 100  # steps, or a twentieth of the run: a state that ended so long ago is over
 HIDES = {
     "D3": ("N1", "N2"),
     "N6": ("N1", "N2"),
@@ -24,19 +26,28 @@ HIDES = {
 }
 
 
-def diagnose(history: History, rules: Sequence[Rule] | None = None) -> list[Finding]:
-    """What is wrong, worst first; of the same severity, what began first."""
+def diagnose(
+    history: History, rules: Sequence[Rule] | None = None, failed: dict[str, str] | None = None
+) -> list[Finding]:
+    """What is wrong, worst first; of the same severity, what began first.
+
+    A rule that raises is left out and told in `failed`: records come from anywhere, and one must not cost the rest.
+    """
     findings: list[Finding] = []
     for one in rules if rules is not None else catalogue():
-        findings += one(history) if one.kind == "scan" else _held(one, history)
+        try:
+            findings += one(history) if one.kind == "scan" else _held(one, history)
+        except Exception as error:
+            if failed is not None:
+                failed[one.id] = f"{type(error).__name__}: {error}"
     return ordered(suppress(findings))
 
 
 def _held(rule: Rule, history: History) -> list[Finding]:
     """The latest time at which a state held three times in a row."""
     kept: list[Finding] = []
-    began, streak = 0, 0
-    for group in _looks(history, rule):
+    began, last = 0, 0
+    for group in looks(history, rule):
         streak = 0
         for end in group:
             found = rule(history.until(end))
@@ -46,13 +57,14 @@ def _held(rule: Rule, history: History) -> list[Finding]:
             if streak >= IN_A_ROW:
                 kept = [replace(f, since=f.since if f.since is not None else began) for f in found]
                 last = end
-    if kept and last < history.end - EVERY:
+    if kept and last < history.end - max(LONG_OVER, history.end // 20):
         for finding in kept:
-            finding.evidence.append(f"it was so until step {last}, and not at the end (step {history.end})")
+            finding.evidence.append(f"as {finding.severity} it held until step {last}, and not to the end")
+            finding.severity = "info"
     return kept
 
 
-def _looks(history: History, rule: Rule) -> Iterator[list[int]]:
+def looks(history: History, rule: Rule) -> Iterator[list[int]]:
     """Steps at which to look: groups of neighbours, each long enough for a streak."""
     first = max(LEAST, 0 if rule.in_warmup else history.warmup_steps + 1)
     ends = [*range(-(-first // EVERY) * EVERY, history.end, EVERY), history.end]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rung.doctor.coincidence import Coincidence, coincidences
-from rung.doctor.diagnose import LEAST, diagnose
+from rung.doctor.diagnose import EVERY, IN_A_ROW, diagnose, looks
 from rung.doctor.finding import SEVERITIES, Finding
 from rung.doctor.history import WINDOW, History, Series, Table
 from rung.doctor.rules import Rule, catalogue
@@ -33,6 +33,8 @@ class Report:
     coincidences: list[Coincidence]
     rules: list[Rule]
     unasked: dict[str, str]  # rule -> the signal that was not recorded
+    early: list[str]  # states that have not been looked at three times yet
+    failed: dict[str, str]  # rule -> what it raised
     preflight: list[dict[str, Any]]  # checks before step 0 that had something to say
 
     def at_least(self, severity: str) -> list[Finding]:
@@ -54,18 +56,30 @@ class Report:
             "preflight": self.preflight,
             "rules": [rule.id for rule in self.rules],
             "unasked": self.unasked,
+            "early": self.early,
+            "failed": self.failed,
         }
+
+    @property
+    def num_asked(self) -> int:
+        return len(self.rules) - len(self.unasked) - len(self.early) - len(self.failed)
 
 
 def report_of(history: History, rules: Sequence[Rule] | None = None) -> Report:
     rules = list(rules if rules is not None else catalogue())
-    findings = diagnose(history, rules)
-    found = {finding.rule for finding in findings}
-    unasked = {rule.id: missing for rule in rules if rule.id not in found and (missing := _missing(rule, history))}
+    failed: dict[str, str] = {}
+    findings = diagnose(history, rules, failed)
+    silent = [rule for rule in rules if rule.id not in {f.rule for f in findings} and rule.id not in failed]
+    early = [rule.id for rule in silent if rule.kind == "state" and _num_looks(rule, history) < IN_A_ROW]
+    unasked = {rule.id: missing for rule in silent if rule.id not in early and (missing := _missing(rule, history))}
     checks = history.events_of("check")
     results = (checks[-1].get("results") or []) if checks else []
     preflight = [dict(r) for r in results if isinstance(r, Mapping) and r.get("level") in ("warn", "fail")]
-    return Report(history, findings, coincidences(history), rules, unasked, preflight)
+    return Report(history, findings, coincidences(history), rules, unasked, early, failed, preflight)
+
+
+def _num_looks(rule: Rule, history: History) -> int:
+    return max((len(group) for group in looks(history, rule)), default=0)
 
 
 def lines(report: Report, ref: str, severity: str = "warn") -> Iterator[str]:
@@ -100,7 +114,7 @@ def headline(report: Report) -> str:
     name = f"{history.run_id} ({history.status}, {history.end} steps)"
     if told:
         return f"{name}: {told}."
-    return f"{name} is healthy as far as {len(report.rules)} rules can tell: {_numbers(history)}."
+    return f"{name} is healthy as far as {report.num_asked} rules can tell: {_numbers(history)}."
 
 
 def finding_lines(finding: Finding, ref: str) -> Iterator[str]:
@@ -149,18 +163,24 @@ def _fine(report: Report) -> str:
     """What was looked at and found fine, and what could not be asked."""
     history, found = report.history, {f.rule for f in report.findings}
     num_evals = len({int(s) for of in history.evals.values() for series in of.values() for s in series.steps})
-    num_fine = len([r for r in report.rules if r.id not in found and r.id not in report.unasked])
+    num_fine = report.num_asked - len(found)
     seen = f"{history.end} steps and {num_evals} eval{'' if num_evals == 1 else 's'}"
-    text = f"{num_fine} of {len(report.rules)} rules looked at {seen} and found nothing"
+    parts = [f"{num_fine} of {len(report.rules)} rules looked at {seen} and found nothing"]
     missing: dict[str, list[str]] = {}
     for rule, signal in report.unasked.items():
         missing.setdefault(signal, []).append(rule)
     if missing:
-        text += "; not asked, because it was not recorded: "
-        text += ", ".join(f"{signal} ({' '.join(rules)})" for signal, rules in sorted(missing.items()))
-    if history.end < LEAST:
-        text += f"; states are judged from step {LEAST} on"
-    return f"{text}."
+        signals = ", ".join(f"{signal} ({' '.join(rules)})" for signal, rules in sorted(missing.items()))
+        parts.append(f"not asked, because it was not recorded: {signals}")
+    for kind, what in (("no_looks", "activations were not looked at"), ("no_probes", "no probes were made")):
+        parts += [f"{what}: {event.get('why')}" for event in history.events_of(kind)[:1]]
+    if report.early:
+        parts.append(
+            f"{len(report.early)} need a longer run: they judge after step 50 and the warm-up, {IN_A_ROW} times, "
+            f"{EVERY} steps apart"
+        )
+    parts += [f"{rule} could not be asked ({why})" for rule, why in report.failed.items()]
+    return f"{'; '.join(parts)}."
 
 
 def _numbers(history: History) -> str:

@@ -7,11 +7,9 @@ compiler, no older weights, a model that has no float64) is noted as such and ne
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
 
 from rung.data.prefetch import Micro
@@ -19,14 +17,14 @@ from rung.engine.lens import Lens
 from rung.engine.step import Trained
 from rung.forensics.autopsy import Autopsy, autopsy, implementations
 from rung.forensics.first import is_finite
-from rung.forensics.rerun import EAGER, How, Rerun, Try, Weights, rows_of
+from rung.forensics.rerun import EAGER, How, Rerun, Try, Weights
+from rung.forensics.samples import Alike, find_samples
 from rung.forensics.verdict import Answers, Verdict, judge
 from rung.robust import median, sigma
 
 Report = Callable[[str], None]
 NUM_TRIES = 10  # before a failure is called transient
 NUM_OTHERS = 8  # batches
-MOST_SAMPLES = 4
 FAR = 20.0  # robust sigmas of other batches from which a value is worth a word
 
 
@@ -68,10 +66,16 @@ def examine(
         _climb(rerun, a, [micro])
     if judge(a).origin in ("COMPILER", "PRECISION", "DEVICE"):
         return judge(a)
+    # What is compared from here on is eager, and compiled code puts its errors in words of its own.
+    eager = rerun.take(EAGER, [micro]) if a.is_compiled else a.failed
+    alike = Alike(eager if eager.fails else a.failed)
     report("looking for the sample")
-    _bisect(rerun, a, micro)
+    if a.is_empty:
+        a.samples, a.num_rows = micro.ids.tolist(), len(micro.ids)
+    else:
+        find_samples(rerun, a, micro, alike)
     report("trying other batches and older weights")
-    _counterfactuals(rerun, a, number)
+    _counterfactuals(rerun, a, number, alike)
     return judge(a)
 
 
@@ -161,92 +165,16 @@ def _climb(rerun: Rerun, a: Answers, micros: list[Micro]) -> None:
             a.ladder[name] = tried.fails
 
 
-def _bisect(rerun: Rerun, a: Answers, micro: Micro) -> None:
-    """The rows without which the micro passes, one after the other, each by halving."""
-    cut = _Cut(rerun, a, micro)
-    rest = np.arange(len(micro.ids))
-    a.num_rows = len(rest)
-    if a.is_empty:
-        a.samples = micro.ids.tolist()
-        return
-    while cut.fails(rest):
-        if len(a.samples) == MOST_SAMPLES:
-            a.rest_fails = True
-            return
-        rows = rest
-        while len(rows) > 1:
-            smaller = cut.half_of(rows, rest)
-            if smaller is None:
-                break
-            rows = smaller
-        a.samples += micro.ids[rows].tolist()
-        rest = rest[~np.isin(rest, rows)]
-        if len(rows) > 1:
-            a.cut = "together"
-            a.rest_fails = bool(cut.fails(rest))
-            return
-
-
-class _Cut:
-    """Tries some rows of a micro. A model that does not take so few (batch statistics want two) raises something of
-    its own, which says nothing about the rows; then they are tried in company."""
-
-    def __init__(self, rerun: Rerun, a: Answers, micro: Micro) -> None:
-        self._rerun, self._answers, self._micro = rerun, a, micro
-
-    def fails(self, rows: np.ndarray) -> bool | None:
-        """As the micro does; None where these rows cannot be tried."""
-        if not len(rows):
-            return False
-        tried = self._rerun.take(EAGER, [rows_of(self._micro, rows)])
-        return _fails_alike(tried, self._answers.failed)
-
-    def half_of(self, rows: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
-        """The half that fails by itself. None: it takes several together, or fewer cannot be tried."""
-        halves = np.array_split(rows, 2)
-        alone = [self.fails(half) for half in halves]
-        found = _first(halves, alone)
-        if found is not None or None not in alone:
-            return found
-        company = rest[~np.isin(rest, rows)]
-        if len(company) and self.fails(company) is False:
-            found = _first(halves, [self.fails(np.sort(np.concatenate([company, half]))) for half in halves])
-        elif len(rows) == 2:  # each twice; one that passes shows that a row may stand beside itself
-            twice = [self.fails(np.repeat(half, 2)) for half in halves]
-            found = _first(halves, twice) if False in twice else None
-        if found is not None:
-            self._answers.cut = "in any company"
-        return found
-
-
-def _first(halves: list[np.ndarray], fails: list[bool | None]) -> np.ndarray | None:
-    return next((half for half, does in zip(halves, fails, strict=True) if does), None)
-
-
-def _fails_alike(tried: Try, failed: Try | None) -> bool | None:
-    """Whether a try fails in the way that is asked about; None: it fails in another, and answers nothing."""
-    if failed is None or not tried.fails:
-        return tried.fails
-    if "error" not in (tried.place, failed.place):
-        return True
-    is_alike = tried.place == failed.place and _kind(tried.error) == _kind(failed.error)
-    return True if is_alike else None
-
-
-def _kind(error: str) -> str:
-    """What an error says whichever the row: without numbers, lists of them, and what it quotes."""
-    without = re.sub(r"'[^']*'|\"[^\"]*\"|[-+]?\d[\d.]*(e[-+]?\d+)?|\b(nan|inf)\b", "#", error)
-    return re.sub(r"#(,? #)*", "#", without)
-
-
-def _counterfactuals(rerun: Rerun, a: Answers, number: int) -> None:
+def _counterfactuals(rerun: Rerun, a: Answers, number: int, alike: Alike) -> None:
     if rerun.other_batches is None:
         a.not_tested.append("other batches: none at hand")
     else:
-        _try_other_batches(rerun, a, number, rerun.other_batches())
+        _try_other_batches(rerun, a, number, alike, rerun.other_batches())
+    is_asked = False
     for name, weights in rerun.older_weights() if rerun.older_weights is not None else ():
+        is_asked = True
         tried = rerun.take(EAGER, [rerun.micros[number]], weights)
-        fails = _fails_alike(tried, a.failed)
+        fails = alike(tried)
         if fails is None:
             a.not_tested.append(f"{name}: {tried.error[:160] or 'they fail in another way'}")
             continue
@@ -254,18 +182,18 @@ def _counterfactuals(rerun: Rerun, a: Answers, number: int) -> None:
         if not fails:
             a.growth = _growth(rerun, weights, name)
             return
-    if a.older is None and a.step > 0:
+    if not is_asked and a.step > 0:
         a.not_tested.append("older weights: none at hand")
 
 
-def _try_other_batches(rerun: Rerun, a: Answers, number: int, batches: Iterable[list[Micro]]) -> None:
+def _try_other_batches(rerun: Rerun, a: Answers, number: int, alike: Alike, batches: Iterable[list[Micro]]) -> None:
     """These weights with rows that are not to blame."""
     guilty, outcomes, seen = set(a.samples), [], []
     others: Counter[str] = Counter()  # failures of another kind
     for micros in batches:
         if number < len(micros) and not guilty & set(micros[number].ids.tolist()):
             tried = rerun.take(EAGER, [micros[number]])
-            fails = _fails_alike(tried, a.failed)
+            fails = alike(tried)
             if fails is None:
                 others[tried.error[:160] or "it fails in another way"] += 1
                 continue

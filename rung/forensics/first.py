@@ -125,7 +125,9 @@ def is_usable(tensor: Tensor) -> bool:
 def is_mask(tensor: Tensor) -> bool:
     """Has -inf and nothing worse: somebody put it there to mask with."""
     values = tensor.detach()
-    return values.is_floating_point() and bool(values.isneginf().any() and not (values.isnan() | values.isposinf()).any())
+    return values.is_floating_point() and bool(
+        values.isneginf().any() and not (values.isnan() | values.isposinf()).any()
+    )
 
 
 def _is_of_reals(tensor: Tensor) -> bool:

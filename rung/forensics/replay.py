@@ -6,9 +6,10 @@ gradient is bad names its rank. Nothing of the run is written to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +57,11 @@ def read(run: Run, step: int | None) -> Captured:
 def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug: bool = False) -> Verdict:
     """Why a captured step failed. `setup` is of the run's own config, as `build` leaves it, in one process."""
     fact = captured.facts[0]
-    walk = Walk(setup, run)
+    walk = Walk(setup, run, fact["step"])
     restore(setup, captured.path)
     set_training(setup.state.model)
-    micros = [micro for of_rank in captured.micros for micro in of_rank]
+    before = _before_the_step(setup, captured)
+    micros, lost = before.micros, Counter[str]()
     if is_debug:
         stop_here(setup, micros)
     rerun = Rerun(
@@ -73,11 +75,44 @@ def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug:
         step=fact["step"],
         is_compiled=bool(fact["compile"]),
         ranks=[f["rank"] for f, of_rank in zip(captured.facts, captured.micros, strict=True) for _ in of_rank],
-        other_batches=lambda: _others(setup, fact["step"], fact["position"], micros),
+        other_batches=lambda: _others(setup, fact["step"], fact["position"], micros, lost),
         older_weights=lambda: _older(walk, fact["step"]),
         first_broken=lambda: _first_broken(walk, captured),
+        masks=walk.masks,
     )
-    return examine(rerun, fact.get("error") or "", _missing(setup, captured), report)
+    not_tested = _missing(setup, captured) + before.not_tested
+    verdict = examine(rerun, fact.get("error") or "", not_tested, report)
+    verdict.evidence += before.evidence
+    verdict.not_tested += [f"{count} other batches, which could not be gathered: {why}" for why, count in lost.items()]
+    return verdict
+
+
+class _Before(NamedTuple):
+    """The micros of all ranks as they were before the step."""
+
+    micros: list[Micro]
+    evidence: list[str]
+    not_tested: list[str]
+
+
+def _before_the_step(setup: Setup, captured: Captured) -> _Before:
+    """What a loss wrote into was captured as it left it; the data has it as it was."""
+    found = _Before([], [], [])
+    stream, written = setup.streams["train"], sorted({n for f in captured.facts for n in f.get("written") or ()})
+    try:
+        for fact, micros in zip(captured.facts, captured.micros, strict=True):
+            for micro in micros:
+                names = fact.get("written") or ()
+                arrays = stream.gather(micro.ids, micro.draw) if names else {}
+                again = {name: torch.from_numpy(arrays[name].copy()) for name in names}
+                found.micros.append(micro._replace(batch={**micro.batch, **again}))
+    except Exception as error:  # of the stream, which may be anybody's
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        said = f"{', '.join(written)} as it was: the loss writes into it, and it cannot be gathered again ({why})"
+        return _Before([micro for micros in captured.micros for micro in micros], [], [said])
+    if written:
+        found.evidence.append(f"the loss writes into {', '.join(written)} of its batch; it was gathered again")
+    return found
 
 
 def _missing(setup: Setup, captured: Captured) -> list[str]:
@@ -91,18 +126,27 @@ def _missing(setup: Setup, captured: Captured) -> list[str]:
     return said + [f"rank {rank}: its batch was not captured" for rank in lost]
 
 
-def _others(setup: Setup, step: int, position: int, micros: Sequence[Micro]) -> Iterator[list[Micro]]:
-    """The rows of steps nearby in the places of this step's: those before it, then those after it."""
+def _others(
+    setup: Setup, step: int, position: int, micros: Sequence[Micro], lost: Counter[str]
+) -> Iterator[list[Micro]]:
+    """The rows of steps nearby in the places of this step's: those before it, then those after it.
+
+    What could not be gathered is counted in `lost`, by why.
+    """
     rows_per_step = setup.cut.rows_per_step
     stream, seed, num_before = setup.streams["train"], setup.cfg.seed, position // rows_per_step
     for away in [*range(-1, -1 - min(num_before, NUM_OTHERS), -1), *range(1, 1 + NUM_OTHERS)]:
-        ids = stream.ids(position + away * rows_per_step, rows_per_step, seed)
         others = []
-        for micro in micros:
-            draw = micro.draw
-            arrays = stream.gather(ids[draw.rows], type(draw)(seed, step + away, draw.rows))
-            batch = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-            others.append(Micro(ids[draw.rows], draw, batch))
+        try:
+            ids = stream.ids(position + away * rows_per_step, rows_per_step, seed)
+            for micro in micros:
+                draw = micro.draw
+                arrays = stream.gather(ids[draw.rows], type(draw)(seed, step + away, draw.rows))
+                batch = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+                others.append(Micro(ids[draw.rows], draw, batch))
+        except Exception as error:  # of the stream, which may be anybody's
+            lost[f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"] += 1
+            continue
         yield others
 
 
@@ -119,17 +163,17 @@ def _older(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
 
 def _first_broken(walk: Walk, captured: Captured) -> Broken | None:
     """Takes the steps before a capture again until the weights are no longer finite."""
-    end, model = captured.facts[0]["step"], walk.setup.state.model
+    end = captured.facts[0]["step"]
     try:
         begun = walk.go_to(end)
         start = walk.step
-        if _bad(model):
-            return Broken(-1, begun, _bad(model)) if start == 0 else None
+        if _bad(walk):
+            return Broken(-1, begun, _bad(walk)) if start == 0 else None
         if end - start > MOST_STEPS:
             return None
         while walk.step <= end:
             step, row = walk.step, walk.take()
-            if bad := _bad(model):
+            if bad := _bad(walk):
                 are_finite = row["skipped"] == 0
                 walk.go_to(step)
                 found = _autopsy(walk, step) if are_finite else None
@@ -152,8 +196,9 @@ def _autopsy(walk: Walk, step: int) -> Any:
     return look_at_update(rerun, rerun.take(with_update=True))
 
 
-def _bad(model: torch.nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if not is_usable(p)]
+def _bad(walk: Walk) -> list[str]:
+    named = walk.setup.state.model.named_parameters()
+    return [name for name, p in named if name not in walk.masks and not is_usable(p)]
 
 
 @dataclass(frozen=True)
@@ -224,7 +269,10 @@ def _why_not_equal(setup: Setup, run: Run) -> str:
 
 def stop_here(setup: Setup, micros: Sequence[Micro]) -> None:
     """A debugger right before the forward of a step. Try `objective.loss(batch, draw)`, or step on with c."""
+    if not micros:
+        raise RunError("this step was kept without a batch: weights were found broken before it; name an earlier step")
     model, objective = setup.state.model, setup.state.objectives[0]
-    batch, draw = micros[0].batch, micros[0].draw
+    # A copy: what is tried here must not change what is taken afterwards.
+    batch, draw = {name: tensor.clone() for name, tensor in micros[0].batch.items()}, micros[0].draw
     breakpoint()
     del model, objective, batch, draw

@@ -6,8 +6,8 @@ the first number that is not finite came up. What that means is not decided here
 
 The surprising things: compiled code is taken off by torch's own stance, which reaches every compiled function and
 module wherever it hides, and hooks work again. And float64 means all of it: a model that asks for float32 somewhere
-inside (norms often do) gets float64 there too, or its matrices would not fit together. What a forward makes, replaces or
-enlarges among the buffers is taken away again by putting the very tensors back that were there.
+inside (norms often do) gets float64 there too, or its matrices would not fit together. Buffers that a forward makes,
+replaces or enlarges are taken away again: the very tensors that were there are put back.
 """
 
 from __future__ import annotations

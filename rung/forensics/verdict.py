@@ -49,8 +49,8 @@ class Answers:
     growth: str = ""  # which weight grew most since then
     samples: list[int] = field(default_factory=list)
     num_rows: int = 0
-    rest_fails: bool = False  # also without these samples
-    cut: str = "alone"  # how the samples fail: alone, in any company, together
+    rest_fails: bool | None = False  # also without these samples; None: it cannot be tried without them
+    cut: str = "alone"  # how the samples fail: alone, in company, together
     not_tested: list[str] = field(default_factory=list)
 
 
@@ -271,7 +271,11 @@ def _evidence(a: Answers) -> list[str]:
         said += [a.growth] if a.growth else []
     if a.samples and len(a.samples) < a.num_rows:
         rows = ", ".join(map(str, a.samples))
-        rest = "and the rest of the micro too" if a.rest_fails else "the rest of the micro passes without them"
+        rest = {
+            True: "and the rest of the micro too",
+            False: "the rest of the micro passes without them",
+            None: "the rest of the micro cannot be tried without them",
+        }[a.rest_fails]
         said.append(f"of {a.num_rows} rows these fail {a.cut}: {rows}; {rest}")
     if a.failed is not None and a.failed.place == "gradient":
         said.append(f"the loss is finite, gradients are not: {_some(a.failed.tensors)}")

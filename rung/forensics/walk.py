@@ -1,13 +1,16 @@
 """Takes the steps of a run again, from a save or from the beginning, as they were taken.
 
 A step is a function of the state, the data and the step number, so on a CPU each comes out the same to the bit. What a
-run did besides (batches left out, a way back to an earlier save) is in its events and is done again.
+run did besides (batches left out, a way back to an earlier save) is in its events and is done again: the events decide,
+and not the policy of the config, which a resume may have changed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +23,51 @@ from rung.engine.config import SCRATCH
 from rung.engine.signals import Signals
 from rung.engine.state import Progress, set_training
 from rung.errors import UserError
+from rung.forensics.first import is_mask
 from rung.runs.query import Run
 
 
-class Walk:
-    """`setup` must be as `build` left it: its weights are those the run began with, unless init_from names others."""
+@dataclass
+class Detours:
+    """Where a run did not just take the next step with the next rows."""
 
-    def __init__(self, setup: Setup, run: Run) -> None:
+    positions: dict[int, int] = field(default_factory=dict)  # step -> where in the data it went on after a way back
+    left_out: set[int] = field(default_factory=set)  # steps whose update was not applied
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]], capture: int | None = None) -> Detours:
+        """As the record has them; with `capture`, as they were when that step was captured.
+
+        A resume and a way back begin again at a save, so what came at or after it no longer counts: the state of a save
+        is that before a way back to it.
+        """
+        events = list(events)
+        if capture is not None:
+            ends = [n for n, e in enumerate(events) if e["kind"] == "diverged" and e["step"] == capture]
+            events = events[: ends[-1]] if ends else events
+        found = cls()
+        for event in events:
+            if event["kind"] == "skip":
+                found.left_out.add(event["step"])
+            elif event["kind"] == "resume":
+                found._forget(event["step"])
+            elif event["kind"] == "rollback":
+                found._forget(event["to"])
+                found.positions[event["to"]] = event["position"]
+        return found
+
+    def _forget(self, step: int) -> None:
+        self.positions = {at: position for at, position in self.positions.items() if at < step}
+        self.left_out = {at for at in self.left_out if at < step}
+
+
+class Walk:
+    """`setup` must be as `build` left it: its weights are those the run began with, unless init_from names others.
+
+    With `capture` it goes the way that led to that step, which the run may have left since.
+    """
+
+    def __init__(self, setup: Setup, run: Run, capture: int | None = None) -> None:
         self.setup, self._run = setup, run
         self.saves = checkpoint.Checkpoints(run.path / "checkpoints")
         self._initial = copy_of(setup.state.model)
@@ -34,9 +75,7 @@ class Walk:
         self._clock = Clock()
         evals = run.evals()
         self._evals = [(e["step"], e["loss"]) for e in evals if e["set"] == evals[0]["set"]]
-        self._jumps: Counter[int] = Counter()  # rows that a way back to this step left out
-        for event in run.events("rollback"):
-            self._jumps[int(event["to"])] += int(event["step"]) + 1 - int(event["to"])
+        self._detours = Detours.of(run.events(), capture)
 
     @property
     def step(self) -> int:
@@ -52,6 +91,11 @@ class Walk:
             return self._initial | checkpoint.load(path).weights
         except UserError:
             return None
+
+    @cached_property
+    def masks(self) -> frozenset[str]:
+        """Parameters that held -inf when the run began: on purpose, then."""
+        return frozenset(name for name, tensor in (self.initial() or {}).items() if is_mask(tensor))
 
     def go_to(self, step: int) -> str:
         """The last whole save at or before a step, or else the beginning; says which."""
@@ -75,6 +119,12 @@ class Walk:
 
     def _begin(self) -> None:
         set_training(self.setup.state.model)
+        self._arrive()
+
+    def _arrive(self) -> None:
+        """At the state before a step, with the rows that the run took from there."""
+        progress = self.setup.state.progress
+        progress.position = self._detours.positions.get(progress.step, progress.position)
 
     def micros(self) -> list[Micro]:
         """Of the step that comes next."""
@@ -86,17 +136,18 @@ class Walk:
 
     def take(self) -> dict[str, float]:
         """One step; the row that it leaves, without times."""
-        setup, progress = self.setup, self.setup.state.progress
-        progress.position += self._jumps.pop(progress.step, 0) * setup.cut.rows_per_step
+        setup, progress, guard = self.setup, self.setup.state.progress, self.setup.stepper.guard
         signals = Signals()
+        if progress.step in self._detours.left_out:
+            guard.keep_buffers()
+            guard.latch.fill_(1.0)  # whatever was wrong with it: nothing of it is applied
         signals.push(progress.step, {}, setup.stepper.step(progress.step, self.micros(), self.lr(), self._clock))
-        if setup.cfg.guard.policy != "stop" and bool(
-            setup.stepper.guard.latch
-        ):  # as the run did: its batch is left out
-            setup.stepper.guard.restore_buffers()
-            setup.stepper.guard.open()
+        if bool(guard.latch):  # the run has gone on, and so do we
+            guard.restore_buffers()
+            guard.open()
         progress.step += 1
         progress.position += setup.cut.rows_per_step
+        self._arrive()
         return next(iter(signals.ready(wait=True))).values
 
 

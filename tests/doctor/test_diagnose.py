@@ -41,6 +41,17 @@ def test_a_state_counts_when_it_held_three_times(spans: list[tuple[int, int]], i
         assert findings[0].since == first
         has_ended = spans[0][1] < 580
         assert any("until step" in line for line in findings[0].evidence) == has_ended
+        assert findings[0].severity == ("info" if has_ended else "warn")
+
+
+def test_a_rule_that_raises_costs_no_other() -> None:
+    def broken(history: History) -> None:
+        raise ZeroDivisionError("of our own")
+
+    failed: dict[str, str] = {}
+    rules = [Rule("X2", "broken", "state", broken), state((100, 601))]
+    assert [f.rule for f in diagnose(made(), rules, failed)] == ["X1"]
+    assert failed == {"X2": "ZeroDivisionError: of our own"}
 
 
 def test_a_state_is_not_asked_in_the_warm_up() -> None:
