@@ -173,15 +173,16 @@ class _Watch(Lens):
     def _squashed(self, seen: Squashed) -> None:
         if not seen.output.numel():
             return
-        output = seen.output
+        output = seen.output if seen.output.dim() > 1 else seen.output.reshape(-1, 1)  # one unit: a hinge, a gate
         is_channels_first = output.dim() > 2 and (self._has_channels_first or output.dim() == 4)
         by_unit = (output.movedim(1, -1) if is_channels_first else output).flatten(0, -2)  # (places, units)
         columns = {"function": constant(FUNCTIONS[seen.function], output), **squashing(seen.function, by_unit)}
         columns |= dict.fromkeys(("dead", "looks"), constant(math.nan, output))
-        name = self._add("units", seen.module, columns)
+        # Outside of the model it is part of the loss: a margin that is kept everywhere is no dead unit.
+        name = self._add("units", seen.module, columns) if self._stack else ""
         if name and seen.function == "relu":
             self._rows["units"][name] |= self._deaths(name, (by_unit > 0).any(0))
-        self._last_squashed = (name, seen) if name and seen.function != "relu" else None
+        self._last_squashed = (name, seen) if seen.function != "relu" else None
 
     def _deaths(self, name: str, is_active: Tensor) -> Columns:
         """A unit is dead when its last activity lies before all the looks that are remembered."""
@@ -197,7 +198,7 @@ class _Watch(Lens):
         if self._last_squashed is not None:
             name, squashed = self._last_squashed
             if squashed.output.data_ptr() == seen.predictions.data_ptr():
-                del self._rows["units"][name]  # an output, not a hidden unit: it may be as sure as it likes
+                self._rows["units"].pop(name, None)  # an output, not a hidden unit: it may be as sure as it likes
                 self._logits |= outside(squashed.function, seen)
         if seen.function in ("cross_entropy", "nll_loss") and seen.predictions.numel() > self._num_logits:
             self._num_logits = seen.predictions.numel()

@@ -202,7 +202,7 @@ def _try_other_batches(rerun: Rerun, a: Answers, number: int, alike: Alike, batc
         if len(outcomes) == NUM_OTHERS:
             break
     a.others = (sum(outcomes), len(outcomes)) if outcomes else None
-    a.not_tested += [f"{count} other batches: {why}" for why, count in others.items()]
+    a.not_tested += [f"{count} of the other batches: {why}" for why, count in others.items()]
     if not outcomes and not others:
         a.not_tested.append("other batches: all have the same rows")
     a.batch += _outliers(rerun.micros[number], seen)

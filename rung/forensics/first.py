@@ -30,6 +30,8 @@ from rung.engine.lens import hooked
 
 COPIES = {"aten._to_copy", "aten.clone", "aten.copy_", "aten.detach", "aten.lift_fresh", "aten.contiguous"}
 EMPTIES = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided"}
+# Somebody who adds or multiplies by NaN does not fill in a value that is to be taken out again.
+ARITHMETIC = {f"aten.{name}{end}" for name in ("add", "sub", "mul", "div", "pow") for end in ("", "_")}
 # Frames of these are how an operation was reached, not where somebody wrote it.
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
@@ -230,7 +232,8 @@ class _Watch(TorchDispatchMode):
         """An operation that turned good into bad, or met something bad that nothing had made."""
         found = self._describe(op, inputs)
         odd = [x for x in _numbers([args, kwargs]) if not math.isfinite(x)]
-        found.is_fill = found.op in EMPTIES or bool(odd and (not has_nan or any(map(math.isnan, odd))))
+        is_put = found.op not in ARITHMETIC and any(map(math.isnan, odd))
+        found.is_fill = found.op in EMPTIES or bool(odd and (not has_nan or is_put))
         strangers = [(n, was) for n, t, was in inputs if _storage(t) not in self._origin and not is_finite(was)]
         if strangers and not found.is_fill:  # such as torch.tensor(float("nan")), which no operation computes
             found.argument, tensor = strangers[0]

@@ -83,7 +83,7 @@ def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug:
     not_tested = _missing(setup, captured) + before.not_tested
     verdict = examine(rerun, fact.get("error") or "", not_tested, report)
     verdict.evidence += before.evidence
-    verdict.not_tested += [f"{count} other batches, which could not be gathered: {why}" for why, count in lost.items()]
+    verdict.not_tested += [f"{count} of the other batches, not gathered: {why}" for why, count in lost.items()]
     return verdict
 
 

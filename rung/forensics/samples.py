@@ -45,6 +45,9 @@ def find_samples(rerun: Rerun, a: Answers, micro: Micro, alike: Alike) -> None:
         if len(a.samples) == MOST_SAMPLES or a.cut == "together":
             break
         rows = cut.smallest(rest)
+        if 1 < len(rows) == a.num_rows:  # which names nobody
+            a.not_tested += ["the sample: the model does not take fewer rows"] if cut.is_stuck else []
+            return
         a.samples += micro.ids[rows].tolist()
         a.cut = "together" if len(rows) > 1 else cut.how
         rest = rest[~np.isin(rest, rows)]
@@ -56,7 +59,7 @@ class _Cut:
 
     def __init__(self, rerun: Rerun, micro: Micro, alike: Alike) -> None:
         self._rerun, self._micro, self._alike = rerun, micro, alike
-        self.how = "alone"
+        self.how, self.is_stuck = "alone", False
 
     def fails(self, rows: np.ndarray) -> bool | None:
         """As the micro does; None where these rows cannot be tried."""
@@ -75,6 +78,7 @@ class _Cut:
         alone = self._outcomes(halves)
         if True in alone or None not in alone:
             return halves[alone.index(True)] if True in alone else None
+        self.is_stuck = True
         company = rest[~np.isin(rest, rows)]
         if len(company) and self.fails(company) is False:
             beside = self._outcomes([np.sort(np.concatenate([company, half])) for half in halves])
@@ -84,7 +88,7 @@ class _Cut:
                 return None
         if True not in beside:
             return None
-        self.how = "in company (fewer cannot be tried)"
+        self.how, self.is_stuck = "in company (fewer cannot be tried)", False
         return halves[beside.index(True)]
 
     def _outcomes(self, groups: list[np.ndarray]) -> list[bool | None]:

@@ -8,16 +8,29 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.doctor.diagnose import diagnose
 from rung.doctor.history import read
-from rung.recipe import Arrays, Draw, Objective, Stream
+from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Stream
 from tests.cases.case import Ask, Case, Found, by_rule, trained
 from tests.cases.made import foreign
 from tests.cases.numerics_cases import Regression
 from tests.cases.running import run_case
 from tests.cases.tiny import Gpt, Rows, Tiny
+
+# O3: projections that start at zero
+
+
+class FromZero(Tiny):
+    def model(self) -> nn.Module:
+        model = cast(Gpt, super().model())
+        for name, parameter in model.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                nn.init.zeros_(parameter)
+        return model
+
 
 # O4: other people's loops, for rung has no SGD and never forgets to clip
 
@@ -55,6 +68,48 @@ class OneToken(Tiny):
         plain = super().streams()
         train = cast(Rows, plain["train"])
         return {**plain, "train": Repeats(train.fingerprint, ids=train.arrays["ids"])}
+
+
+# O5: weights that one step throws off, as a rate that is far too high does; and a loss with a long tail
+
+
+class ThrownOff(Tiny):
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        [plain] = super().objectives(model)
+        done: list[int] = []
+
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            if draw.step == 130 and not done:
+                done.append(draw.step)
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).sign()
+            return plain.loss(batch, draw)
+
+        return [plain._replace(loss=loss)]
+
+
+class WrongLabels(Tiny):
+    """One label in a hundred is wrong, which a batch of sixteen shows as a jump of the loss: healthy."""
+
+    def streams(self) -> Mapping[str, Stream]:
+        def labelled(num_rows: int, seed: int) -> Stream:
+            rng = np.random.default_rng(seed)
+            x = rng.standard_normal((num_rows, 8)).astype(np.float32)
+            y = (x[:, 0] > 0) ^ (rng.random(num_rows) < 0.01)
+            return Rows(f"labels/{seed}", 1, x=x, y=y.astype(np.int64))
+
+        return {"train": labelled(20000, 1), "val": labelled(500, 2)}
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2))
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def labels(batch: Batch, draw: Draw) -> Loss:
+            losses = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
+            return Loss(losses, torch.tensor(float(len(batch["y"]))))
+
+        return [Objective("labels", list(model.parameters()), labels)]
 
 
 # O7: twelve layers of sigmoids, or of ReLUs with the weights that fit them
@@ -139,20 +194,24 @@ def after_parent(*words: str) -> Ask:
     return ask
 
 
+LONGER = "optimizer.max_iters=600"
 LARGER = "optimizer.gradient_accumulation_steps=8"
 CASES = [
     Case("O1", "rate x 100", trained(Tiny, "lr.learning_rate=0.3"), trained(Tiny), is_quick=True),
     Case("O2", "rate / 100", trained(Tiny, "lr.learning_rate=3e-5"), trained(Tiny)),
     Case("O3", "no warm-up", trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=0"),
          trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=20")),
+    Case("O3", "from zero", trained(FromZero, "lr.learning_rate=3e-2", "lr.warmup_iters=0"), trained(FromZero)),
     Case("O4", "always, adam", trained(Tiny, "optimizer.grad_clip=0.05"), trained(Tiny), "info"),
     Case("O4", "always, sgd", clipped("sgd", 0.05), clipped("sgd", 3.0)),
     Case("O4", "not applied", clipped("adamw", 0.05, is_applied=False), clipped("adamw", 1.0)),
     Case("O5", "one token", trained(OneToken), trained(Tiny)),
+    Case("O5", "thrown off", trained(ThrownOff, LONGER), trained(WrongLabels, "optimizer.max_iters=1200")),
     Case("O6", "eps 0.1", trained(Tiny, "optimizer.eps=0.1"), trained(Tiny, "optimizer.eps=1e-8")),
     Case("O7", "twelve sigmoids", trained(DeepSigmoid), trained(Deep)),
     Case("O8", "fast head", trained(FastHead), trained(OneRate)),
     Case("O8", "slow layer", trained(SlowLayer), trained(OneRate)),
+    Case("O8", "slow layer, longer", trained(SlowLayer, LONGER), trained(Tiny, LONGER, "num_rows=20000")),
     Case("O9", "detached", trained(DetachedLayer), trained(Tiny), "sick"),
     Case("O9", "left out", trained(LeftOut), trained(Tiny), "info"),
     Case("O11", "batch x 8", after_parent(LARGER), after_parent(LARGER, "lr.learning_rate=8.5e-3")),

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from rung.doctor.preflight import briefly, inputs, leakage, shift
 from rung.doctor.preflight.arrays import look_at
+from rung.doctor.preflight.checks import quick
 from rung.doctor.preflight.result import Bench, Check, Result
 from rung.engine.ablation import Rise, ablate, held_out, rise, row_losses, take_away
 from rung.engine.build import Setup, build
@@ -143,6 +144,21 @@ def test_nothing_is_said_of_a_model_that_has_learnt_nothing() -> None:
     assert (found.level, "declares none" in found.seen) == ("skip", True)
 
 
+@pytest.mark.parametrize("tensors", [["nope"], ["u", "nope"]])
+def test_a_declared_tensor_that_no_batch_has_stops_the_run(tensors: list[str]) -> None:
+    class Misnamed(Steered):
+        def inputs(self):  # type: ignore[no-untyped-def]
+            return [Input("control", tensors)]
+
+    [found] = [r for r in quick(setup_of(Misnamed), "steered") if r.name == "declared inputs"]
+    assert found.level == "fail"
+    assert "'nope'" in found.seen
+    assert "has x, u, y" in found.seen
+    assert [r.level for r in levels(briefly.CHECKS, Bench(setup_of(Misnamed)))] == ["skip"]
+    assert {r.level for r in inputs.declared_inputs(Bench(setup_of(Steered)))} == {"pass"}
+    assert {r.level for r in inputs.declared_inputs(Bench(setup_of(Tiny)))} == {"skip"}
+
+
 # The arrays themselves
 
 
@@ -195,6 +211,12 @@ def test_what_is_wrong_with_an_array_is_named(words: str) -> None:
     assert "z " in found.seen
     assert words in found.seen
     assert "z: float32" in found.detail
+
+
+def test_a_target_is_not_called_an_input() -> None:
+    [found] = [r for r in looked({"z": 1e6 * NOISE}) if r.level != "pass"]
+    assert found.level == "warn"
+    assert "if the model gets z as it is, or the loss as a target" in found.remedy
 
 
 @pytest.mark.parametrize(("train", "held", "words"), [
@@ -267,6 +289,22 @@ def test_what_is_drawn_anew_is_no_content() -> None:
 
     ids = chain(50, 1)
     assert leakage.content(Jittered("a", ids=ids), Jittered("b", ids=ids), 0) == ["ids"]
+
+
+@pytest.mark.parametrize("row_s", [1e-5, 1e-3, 0.02, 0.3])
+def test_a_slow_gather_is_given_up_when_the_time_is_over(row_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Slow(Rows):
+        def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            now[0] += row_s * len(ids)
+            return super().gather(ids, draw)
+
+    monkeypatch.setattr(leakage.time, "monotonic", lambda: now[0])
+    rows = leakage.read(Slow("s", ids=chain(3000, 1)), ["ids"], 3000, 0, 0, seconds=0.5)
+    assert now[0] <= 0.5 + 8 * row_s
+    assert rows.num_rows >= min(3000, 0.45 / row_s, 8)
+    assert len(rows.hashes) == rows.num_rows == len(set(rows.hashes.tolist()))
 
 
 @pytest.mark.parametrize("is_quick", [True, False])

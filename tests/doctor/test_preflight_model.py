@@ -442,6 +442,43 @@ def test_a_head_that_knows_the_frequencies_is_no_fault() -> None:
     assert one(scale.initial_loss, Knows).level == "pass"
 
 
+class Binary(Tiny):
+    """Two classes, one target a row, a layer as torch makes it but for its scale."""
+
+    gain = 1.0
+
+    def streams(self) -> Mapping[str, Stream]:
+        x = np.random.default_rng(self.seed).standard_normal((64, 8)).astype(np.float32)
+        return {name: Rows(name, 1.0, x=x, y=(x[:, 0] > 0).astype(np.int64)) for name in ("train", "val")}
+
+    def model(self) -> nn.Module:
+        model = nn.Linear(8, 2)
+        with torch.no_grad():
+            model.weight.mul_(self.gain)
+        return model
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            total = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
+            return Loss(total, torch.tensor(float(len(batch["y"]))))
+
+        return one_objective(model, loss)
+
+
+class BinaryLoud(Binary):
+    gain = 100.0
+
+
+def test_four_rows_above_a_guess_by_chance_are_no_loud_head() -> None:
+    losses = []
+    for seed in range(12):
+        result = one(scale.initial_loss, Binary, f"seed={seed}")
+        assert result.level == "pass", result
+        losses.append(float(result.seen.split()[0]))
+    assert max(losses) > 1.3 * np.log(2)  # by chance: this is what the limit must allow
+    assert any(one(scale.initial_loss, BinaryLoud, f"seed={seed}").level == "warn" for seed in range(3))
+
+
 def test_numbers_that_are_not_finite_are_named() -> None:
     class Root(Tiny):
         """Finite forwards, and a gradient that is not."""

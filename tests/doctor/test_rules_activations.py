@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import catalogue
-from tests.cases.made import history, series, table
+from tests.cases.made import history, series, table, tensors
 
 LOOKS = range(0, 200, 2)
 
@@ -70,10 +71,21 @@ class TestDeadUnits:
     def test_few_looks_say_nothing(self) -> None:
         assert severity(units(0, dead=0.99, looks=20.0), "A1") is None
 
-    def test_units_that_died_on_the_way(self) -> None:
+    def test_units_that_died_while_the_loss_fell_are_told_without_a_cure(self) -> None:
+        """As in the best runs of a small GPT at a rate of 1e-2."""
         made = units(0, dead=[[0.1, 0.1]] * 60 + [[0.1, 0.6]] * 40)
-        assert severity(made, "A1") == "warn"
-        assert found(made, "A1").changes == {"lr.learning_rate": pytest.approx(3.3e-4)}  # type: ignore[union-attr]
+        assert severity(made, "A1") == "info"
+        assert found(made, "A1").changes == {}  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(("share", "said"), [(0.6, "warn"), (0.95, "sick")])
+    def test_units_that_died_when_the_loss_rose(self, share: float, said: str) -> None:
+        looks = range(0, 600, 6)
+        columns = {"silent": 0.3, "dead": [[0.1, 0.1]] * 60 + [[0.1, share]] * 40, "saturated": 0.0, "slope": 0.8}
+        made = table(["mlp.1", "mlp.3"], looks, function=0, looks=[[min(50, n + 1)] * 2 for n in range(100)], **columns)
+        losses = [*np.linspace(3, 1, 360), *np.full(240, 1.6)] + 0.02 * np.random.default_rng(0).standard_normal(600)
+        sick = history({"loss": losses.tolist()}, tables={"units": made})
+        assert severity(sick, "A1") == said
+        assert found(sick, "A1").changes == {"lr.learning_rate": pytest.approx(3.3e-4)}  # type: ignore[union-attr]
 
     def test_a_tanh_cannot_die(self) -> None:
         assert severity(units(1, dead=0.99), "A1") is None
@@ -170,12 +182,13 @@ class TestEntropy:
         assert severity(made, "A5") == "info"
 
 
-def stream_of(scale: float, init_from: str = "scratch_next_token") -> History:
+def stream_of(scale: float, init_from: str = "scratch_next_token", depth: int = 6, width: int = 32) -> History:
     """A residual stream that starts at 1 and gains a factor `scale` per block."""
-    names = [f"blocks.{n}" for n in range(6)]
-    sizes = [scale ** (n + 1) for n in range(6)]
+    names = [f"blocks.{n}" for n in range(depth)]
+    sizes = [scale ** (n + 1) for n in range(depth)]
     modules = table(names, [0, 100], rms=sizes, peak=1.0, entered=[1.0, *sizes[:-1]], ratio=scale - 1)
-    return history({"loss": [2.0] * 10}, {"init_from": init_from}, tables={"modules": modules})
+    weights = tensors([f"{name}.weight" for name in names] + ["head.weight"], range(10), numel=float(width * width))
+    return history({"loss": [2.0] * 10}, {"init_from": init_from}, tables={"modules": modules, "tensors": weights})
 
 
 @pytest.mark.parametrize(
@@ -186,6 +199,13 @@ def test_the_residual_stream_against_the_parent(growth: float, said: str | None)
     assert severity(made, "A6") is None  # alone it means nothing
     made.parent = parent
     assert severity(made, "A6") == said
+
+
+@pytest.mark.parametrize("other", [{"depth": 12}, {"width": 64}])
+def test_a_child_of_another_depth_or_width_is_not_compared(other: dict[str, Any]) -> None:
+    made = stream_of(math.exp(0.7), **other)
+    made.parent = stream_of(math.exp(0.40))
+    assert severity(made, "A6") is None
 
 
 def test_weights_from_elsewhere_have_a_scale_of_their_own() -> None:

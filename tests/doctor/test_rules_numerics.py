@@ -59,6 +59,13 @@ def test_a_bad_step_is_remembered_after_the_run_went_back() -> None:
     assert (seen["N1"].severity, seen["N1"].since) == ("sick", 17)
 
 
+@pytest.mark.parametrize("kind", ["rollback", "weights_broken", "diverged"])
+@pytest.mark.parametrize("step", [{}, {"step": None}])
+def test_an_event_without_a_step_is_passed_over(kind: str, step: dict[str, object]) -> None:
+    assert found(history({"loss": good(100)}, events=[{"kind": kind, **step}])) == {}
+    assert "N4" in found(half([0.5] * 60, [0.0] * 60, events=[{"kind": kind, **step}]))
+
+
 def test_the_loss_of_another_objective_counts() -> None:
     seen = found(history({"loss": good(31), "critic/loss": [*good(30), NAN], "critic/norm": [1.0] * 30 + [NAN]}))
     assert list(seen) == ["N1"]

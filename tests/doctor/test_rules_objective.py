@@ -14,6 +14,8 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import catalogue
 from tests.cases.made import history, series
+from tests.cases.running import setup_of
+from tests.cases.tiny import Tiny
 
 
 def found(made: History, rule: str) -> Finding | None:
@@ -87,6 +89,27 @@ class TestOverfit:
     def test_within_the_error_it_is_noise(self) -> None:
         assert severity(judged([3.0, 2.0, 1.5, 1.56, 1.57, 1.58], (3.0, 0.8), error=0.04), "E2") is None
 
+    @pytest.mark.parametrize(("rise", "said"), [(1.06, None), (1.15, "sick")])
+    def test_without_an_error_a_tenth_is_asked_for(self, rise: float, said: str | None) -> None:
+        """A set that fits one batch."""
+        made = judged([3.0, 2.0, 1.5, *[1.5 * rise] * 3], (3.0, 0.8))
+        del made.evals["val"]["loss_se"]
+        assert severity(made, "E2") == said
+
+    def test_nothing_is_overfit_in_the_first_epoch(self) -> None:
+        made = judged([2.97, 2.5, 2.2, 2.5, 3.4, 4.0, 4.41], (3.0, 0.013))
+        made.derived["epoch_rows"] = 32 * 350
+        assert severity(made, "E2") is None
+        made.derived["epoch_rows"] = 32 * 349
+        assert severity(made, "E2") == "sick"
+
+    @pytest.mark.parametrize("warmup", [0, 100, 150, 1000])
+    def test_the_command_is_one_that_a_schedule_allows(self, warmup: int) -> None:
+        made = judged([2.97, 2.5, 2.2, 2.5, 3.4, 4.0, 4.41], (3.0, 0.013))
+        made.derived["warmup_steps"] = warmup
+        changes = found(made, "E2").changes  # type: ignore[union-attr]
+        setup_of(Tiny, f"lr.warmup_iters={warmup}", *(f"{key}={value}" for key, value in changes.items()))
+
     def test_two_evals_are_not_three(self) -> None:
         assert severity(judged([3.0, 2.0, 1.5, 1.4, 2.0, 2.2], (3.0, 0.8)), "E2") is None
 
@@ -111,6 +134,13 @@ class TestPadding:
     def test_padding_that_is_left_out(self) -> None:
         assert severity(looked(loss=1.39, other_loss=1.46), "E5") is None
 
+    def test_rows_with_one_target_have_no_padding(self) -> None:
+        """Two in a hundred are positive."""
+        made = looked(target_share=0.98, target_loss=0.01, other_loss=1.5, loss=0.04)
+        assert severity(made, "E5") == "warn"
+        made.rows["targets"] = series([32.0] * 200)
+        assert severity(made, "E5") is None
+
     def test_a_frequent_class_that_is_hard(self) -> None:
         assert severity(looked(target_share=0.6, target_loss=0.4, other_loss=1.5, loss=0.84), "E5") is None
 
@@ -128,6 +158,14 @@ class TestTooGood:
 
     def test_certain_before_one_epoch(self) -> None:
         assert severity(self.made(0.007), "E6") == "warn"
+
+    @pytest.mark.parametrize(("on_eval", "said"), [(0.0013, "info"), (0.097, None), (None, None)])
+    def test_rows_with_one_target_may_be_easy(self, on_eval: float | None, said: str | None) -> None:
+        made = self.made(0.007)
+        made.rows["targets"] = series([32.0] * 200)  # one a row
+        if on_eval is not None:
+            made.evals["val"] = {"loss": series([on_eval], [100])}
+        assert severity(made, "E6") == said
 
     def test_learned_by_heart(self) -> None:
         assert severity(self.made(0.007, epoch_rows=640), "E6") is None

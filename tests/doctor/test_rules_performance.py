@@ -94,6 +94,33 @@ def test_slower_says_when_and_what_happened_there() -> None:
     assert share == pytest.approx(100 / 3, abs=2)  # half as long again
 
 
+@pytest.mark.parametrize(("share", "last"), [(1 / 3, 140), (1 / 3, 400), (0, 140)])
+def test_neighbours_that_come_and_go_are_no_slow_machine(share: float, last: int) -> None:
+    """Every third stretch of 140 steps takes half as long again; they are there at the end, too, or stay longer."""
+    steps = np.arange(3000)
+    busy = (steps % 420 < 420 * share) & (steps > 420) | (steps >= 3000 - last)
+    seconds = 0.5 * np.where(busy, 1.5, 1.0) * np.random.default_rng(0).lognormal(0, 0.05, 3000)
+    assert "P5" not in found(made(3000, step_s=seconds))
+
+
+def test_the_best_of_many_windows_is_no_measure() -> None:
+    """One quick minute in an hour, at the beginning."""
+    seconds = 0.5 * np.random.default_rng(0).lognormal(0, 0.05, 3000)
+    seconds[100:400] *= 0.7
+    assert "P5" not in found(made(3000, step_s=seconds))
+
+
+def test_it_began_where_the_last_slow_stretch_did() -> None:
+    """A bad minute early on is over; from step 2000 on it stays slow."""
+    slow = np.ones(3000)
+    slow[160:260] = 1.6
+    slow[2000:] = 1.5
+    seconds = 0.5 * slow * np.random.default_rng(0).lognormal(0, 0.05, 3000)
+    finding = found(made(3000, step_s=seconds))["P5"]
+    assert finding.since is not None
+    assert abs(finding.since - 2000) <= 5
+
+
 def test_a_curriculum_is_not_a_slow_machine() -> None:
     history = throttled(1)
     history.rows["targets"] = Series(np.arange(600), np.where(np.arange(600) < 300, 1e4, 1.1e4))

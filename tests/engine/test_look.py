@@ -273,6 +273,49 @@ def test_units_die_when_they_were_silent_in_every_remembered_look() -> None:
     assert (column(looked, "units", "dead")["1"], column(looked, "units", "looks")["1"]) == (0.5, 50)
 
 
+@pytest.mark.parametrize("squash", [F.relu, torch.tanh, torch.sigmoid])
+def test_one_number_a_row_and_one_in_all_can_be_looked_at(squash: object) -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            score: Tensor = squash(self.out(x)[:, 0])  # type: ignore[operator]
+            return score + squash(score.mean())  # type: ignore[operator]
+
+    model = Scores()
+    with torch.no_grad():
+        model.out.bias.fill_(100.0)
+    look, looked = look_at(model, {"x": torch.randn(4, 3), "y": torch.randn(4)}, squares(model))
+    assert look.reason == ""
+    silent = column(looked, "units", "silent")
+    assert list(silent) == ["model", "model#2"]
+    assert squash is not F.relu or list(silent.values()) == [0, 0]
+
+
+def test_a_margin_that_is_kept_is_no_dead_unit() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def hinge(batch: Batch, draw: Draw) -> Loss:
+        return Loss(F.relu(model(batch["x"]) - 1e6).sum(), torch.tensor(1.0))
+
+    look, looked = look_at(model, {"x": torch.randn(4, 3)}, hinge)
+    assert look.reason == ""
+    assert list(column(looked, "units", "silent")) == ["1"]
+
+
+def test_targets_beyond_a_squash_of_the_loss_are_seen() -> None:
+    model = nn.Linear(3, 1)
+
+    def squashed(batch: Batch, draw: Draw) -> Loss:
+        return Loss(F.mse_loss(torch.sigmoid(model(batch["x"])), batch["y"], reduction="sum"), torch.tensor(1.0))
+
+    _, looked = look_at(model, {"x": torch.randn(4, 3), "y": torch.tensor([[0.5], [2.0], [0.1], [-1.0]])}, squashed)
+    assert looked.scalars["look/outside"].item() == 0.5
+    assert "units" not in looked.tables
+
+
 def test_the_channels_of_a_convolution_are_its_units() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.ReLU(), nn.Conv1d(3, 2, 1))
     with torch.no_grad():

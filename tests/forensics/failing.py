@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rung.cli.replay import put_together
 from rung.data.order import shuffled
+from rung.engine.build import Setup, restore
+from rung.engine.checkpoint import Checkpoints
 from rung.engine.loop import fit
 from rung.forensics import replay
 from rung.forensics.verdict import Verdict
@@ -16,22 +18,38 @@ from tests.cases.running import Mute, setup_of
 from tests.forensics.faulty import FIRST, NUM_ROWS, Faulty
 
 SEED = 1
+WORDS = ("optimizer.max_iters=8", "lr.warmup_iters=2", "signals.doctor=false")
 
 
 def train(recipe: type[Recipe], root: Path, *words: str) -> Run:
     """As `rung train` does, also when the recipe raises."""
-    setup = setup_of(
-        recipe, f"seed={SEED}", "optimizer.max_iters=8", "lr.warmup_iters=2", "signals.doctor=false", *words, root=root
-    )
+    setup = setup_of(recipe, f"seed={SEED}", *WORDS, *words, root=root)
     record = Record.create(
         root, "case", recipe=f"{recipe.__module__}:{recipe.__qualname__}", preset=None, command=["test"],
         seed=setup.cfg.seed, config=setup.config.tree(), sources=setup.config.sources, derived=setup.derived,
         data=setup.data,
     )  # fmt: skip
+    return _fitted(setup, record, root)
+
+
+def go_on(run: Run, recipe: type[Recipe], root: Path, *words: str) -> Run:
+    """As `rung resume` does, from the last save; `words` are all that the run had, and what is new."""
+    setup = setup_of(recipe, f"seed={SEED}", *WORDS, *words, root=root)
+    saves = Checkpoints(run.path / "checkpoints")
+    step = saves.steps()[-1]
+    restore(setup, saves.at(step), evaluated={row["step"] for row in run.evals()})
+    record = Record.reopen(run.path, command=["test"])
+    record.event("resume", step=step)
+    return _fitted(setup, record, root)
+
+
+def _fitted(setup: Setup, record: Record, root: Path) -> Run:
     status, reason = "crashed", ""
     try:
         outcome = fit(setup, record, Mute())
         status, reason = outcome.status, outcome.reason
+    except KeyboardInterrupt:
+        status = "stopped"
     except Exception as error:
         reason = str(error)
     record.finish(status, reason=reason)

@@ -51,6 +51,10 @@ def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax((x @ x.T).masked_fill(mask, -INF), -1) @ x
 
 
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.rfft(x)
+
+
 FINE: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
     "a causal mask": lambda x: masked_softmax(x, torch.ones(4, 4).triu(1).bool()),
@@ -59,6 +63,7 @@ FINE: dict[str, Callable[[Tensor], Tensor]] = {
     "memory that nothing has written": lambda x: torch.empty(4, 4).copy_(x) + x,
     "a logarithm whose infinities are taken out": lambda x: torch.where(x > 0, torch.log(x.detach().relu()), x),
     "NaN that is replaced": lambda x: torch.nan_to_num(x.detach() / 0 * 0) + x,
+    "NaN that is filled in and taken out": lambda x: torch.nan_to_num(x.detach().masked_fill(x > 0, NAN)) + x,
     "attention of torch": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True)[0],
 }
 
@@ -74,6 +79,8 @@ BAD: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "the logarithm of nothing": ("aten.log", lambda x: torch.log(x * 0)),
     "in place": ("aten.log_", lambda x: (x * 0).log_()),
     "a division": ("aten.div", lambda x: x / (x - x)),
+    "a spectrum": ("aten.div", lambda x: torch.fft.irfft(spectrum(x * 0) / spectrum(x * 0).abs(), n=4)),
+    "a factor of NaN": ("aten.mul", lambda x: x * NAN),
     "the second of two": ("aten.exp", lambda x: torch.where(x > 9, torch.log(x * 0), x) + torch.exp(x * 0 + 100)),
 }
 

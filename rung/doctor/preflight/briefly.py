@@ -37,6 +37,9 @@ def inputs_are_used(bench: Bench) -> Iterator[Result]:
     if not inputs:
         yield Result(name, "skip", "the recipe declares none; see Recipe.inputs", rule="C1")
         return
+    if any(tensor not in bench.micro.batch for given in inputs for tensor in given.tensors):
+        yield Result(name, "skip", "not asked: a tensor that the recipe names is not in a batch", rule="C1")
+        return
     if setup.world.size > 1:
         yield Result(name, "skip", "asked on one rank only", rule="C1")
         return

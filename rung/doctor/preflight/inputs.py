@@ -1,8 +1,9 @@
-"""What goes into the model: is it finite, does it vary, is its scale one that a network can take?
+"""What goes into the model: is it there, is it finite, does it vary, is its scale one that a network can take?
 
 Looks at host arrays as streams gather them, before any recipe scales them; so pictures of bytes are fine as they are,
 and ids have no scale. Masks, and channels that a store declares constant, are expected not to vary. A channel that does
-not vary in the first rows is asked about again with more: a rare event is not a dead channel.
+not vary in the first rows is asked about again with more: a rare event is not a dead channel. Whether an array goes
+into the model or is what the loss compares with cannot be told from it: results name the array, and speak of both.
 
 Whether eval sets are like train is asked in shift.py, and whether the model uses what it is given in briefly.py.
 """
@@ -83,7 +84,10 @@ def _scale(look: Look, known: Mapping[str, Any]) -> Iterator[Result]:
     if not np.issubdtype(array.dtype, np.floating) or look.channels.shape[1] == len(known.get("mean", ())):
         return
     low, high, mean, std = float(array.min()), float(array.max()), float(array.mean()), float(array.std())
-    remedy = f"bring {look.name} to mean 0 and deviation 1 where it is gathered, or in the model"
+    remedy = (
+        f"if the model gets {look.name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
+        "is gathered, or there; if one of them does so already, all is well"
+    )
     if low >= 0 and 100 < high <= 255 and (array == np.round(array)).all():
         yield Result("inputs", "warn", f"{look.name} has 0..255 as floats", remedy, "D4")
     elif abs(mean) > FAR * std or not SCALES[0] <= std <= SCALES[1]:
@@ -105,4 +109,25 @@ def _dead(bench: Bench, look: Look, known: Mapping[str, Any]) -> list[str]:
     return [names[c] for c in suspects if look.mean[c] != 1 and len(look.array) >= QUICK_ROWS // 2]
 
 
-CHECKS: list[Check] = [Check("inputs", sound_inputs), *shift.CHECKS, *briefly.CHECKS]
+def declared_inputs(bench: Bench) -> Iterator[Result]:
+    """Whether the tensors that `Recipe.inputs` names are in a batch; probes of a run take them away by these names."""
+    inputs, name = list(bench.setup.recipe.inputs()), "declared inputs"
+    if not inputs:
+        yield Result(name, "skip", "the recipe declares none; see Recipe.inputs", rule="C1")
+        return
+    for stream in ("train", *list(bench.setup.evaluator.streams)[:1]):
+        there = list(bench.rows(stream, 1)[1])
+        for given in inputs:
+            if missing := [tensor for tensor in given.tensors if tensor not in there]:
+                seen = f"{given.name} is said to be in {missing[0]!r}, but a batch of {stream} has {', '.join(there)}"
+                yield Result(name, "fail", seen, "name one of these in Recipe.inputs", "C1")
+                return
+    yield Result(name, "pass", ", ".join(f"{i.name} ({', '.join(i.tensors)})" for i in inputs), rule="C1")
+
+
+CHECKS: list[Check] = [
+    Check("inputs", sound_inputs),
+    Check("declared inputs", declared_inputs),
+    *shift.CHECKS,
+    *briefly.CHECKS,
+]

@@ -24,7 +24,8 @@ from rung.doctor.preflight.result import Bench, Check, Result
 from rung.engine.evaluate import EVAL_STEP
 from rung.recipe import Arrays, Draw, Stream, scramble
 
-NUM_EVAL, NUM_TRAIN, CHUNK = 2000, 50_000, 256
+NUM_EVAL, NUM_TRAIN = 2000, 50_000
+FIRST_CHUNK, CHUNK = 8, 256  # rows gathered at once: few until it is known how long they take
 SECONDS, QUICK_SECONDS = 8.0, 0.4  # for each eval set, most of it for gathering
 WINDOW, SHORT_WINDOW = 50, 13  # ids
 FEW_IDS = 3  # a window of no more different ids is a rest, padding, or a figure that anybody plays
@@ -129,21 +130,23 @@ def _by_row(owners: np.ndarray, is_shared: np.ndarray, is_counted: np.ndarray) -
 
 def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, seconds: float) -> Rows:
     """Hashes of rows spread over a set; in an order that leaves the same picture whenever the time is up."""
-    begun, done = time.monotonic(), 0
+    begun, done, size = time.monotonic(), 0, FIRST_CHUNK
     ids = np.arange(num_rows) * stream.num_rows // num_rows
     ids = ids[np.random.default_rng(seed).permutation(num_rows)]
     hashes, windows, owners = [], [], []
-    for start in range(0, num_rows, CHUNK):
-        some = ids[start : start + CHUNK]
-        arrays = stream.gather(some, Draw(seed, step, np.arange(start, start + len(some))))
+    while done < num_rows:
+        some = ids[done : done + size]
+        arrays = stream.gather(some, Draw(seed, step, np.arange(done, done + len(some))))
         arrays = {name: np.ascontiguousarray(arrays[name]) for name in names}
         hashes.append(row_hashes(arrays))
         found, owner = id_windows(arrays)
         windows.append(found)
         owners.append(some[owner])
         done += len(some)
-        if time.monotonic() - begun > seconds:
+        took = max(time.monotonic() - begun, 1e-9)
+        if took > seconds:
             break
+        size = min(CHUNK, 2 * size, 1 + int(done * (seconds - took) / took))  # as many as there is time for
     return Rows(done, np.concatenate(hashes), np.concatenate(windows), np.concatenate(owners))
 
 

@@ -35,8 +35,8 @@ def input_ignored(history: History) -> list[Finding]:
     for name in _probed(history):
         rise, high = history[f"probe/without_{name}"].last(IN_A_ROW), history[f"probe/without_{name}{HIGH}"]
         low, high = history[f"probe/without_{name}{LOW}"].last(IN_A_ROW), high.last(IN_A_ROW)
-        # Early in training nothing but the average has been learned yet.
-        if min(len(rise), len(high)) < IN_A_ROW or _progress(history) < 0.25:
+        # Early in training nothing but the average has been learned yet, and a memory of long ago comes last of all.
+        if min(len(rise), len(high)) < IN_A_ROW or rise.steps[0] < 0.5 * _planned(history):
             continue
         if not bool(np.all(high.values < USED)):  # a NaN is no evidence
             continue
@@ -45,16 +45,20 @@ def input_ignored(history: History) -> list[Finding]:
             Finding(
                 "C1",
                 "warn",
-                f"Taking {name} away changes the loss by {rise.values[-1]:+.2%}{span}: the model does not use it.",
+                f"Taking {name} away changed the loss by {rise.values[-1]:+.2%}{span} at step {int(rise.steps[-1])}: "
+                "by then the model did not use it.",
                 since=int(rise.steps[0]),
                 evidence=[
                     f"step {step}: {value:+.3%}, 95 % of bootstraps below {top:+.3%} (limit {USED:+.0%})"
                     for step, value, top in zip(rise.steps, rise.values, high.values)
                 ],
-                ruled_out=["too few rows to tell: the whole interval lies below the limit"],
+                ruled_out=["too few rows to tell: the whole interval lies below the limit",
+                           f"the first half of the run, in which it may not have been learned yet: the three evals "
+                           f"are of steps {int(rise.steps[0])} to {int(rise.steps[-1])} of {_planned(history)}"],
                 probe=f"`rung data report` tells at which lag {name} explains the data at all",
                 remedy=(f"if {name} explains the data at lag 0, look at its way into the model: multiplied by 0, "
-                        "detached, overwritten, normalised away; if at another lag, shift it; if nowhere, drop it"),
+                        "detached, overwritten, normalised away; if at another lag, shift it; if nowhere, drop it; a "
+                        "run of a few hundred steps may only have been too short"),
                 title=f"An input is ignored: {name}",
             )
         )  # fmt: skip
@@ -244,7 +248,11 @@ def _level(history: History, name: str) -> float:
 
 def _progress(history: History) -> float:
     """The share of the run that is done; without a plan, of a thousand steps."""
-    return history.end / max(history.num_steps or 1000, 1)
+    return history.end / _planned(history)
+
+
+def _planned(history: History) -> int:
+    return max(history.num_steps or 1000, 1)
 
 
 def _third(history: History, key: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import before, listed, replay, value
+from rung.doctor.rules.lookups import before, listed, replay, steps_of, value
 
 CALIBRATION = 20  # skips: from the usual 2**16, seventeen halvings lead below 1
 IN_A_ROW = 8  # skipped steps: eight halvings are a factor of 256, more than a scale is off by once it was found
@@ -29,7 +29,7 @@ def float16_struggles(history: History) -> Finding | None:
         return None
     step, seen = found
     scale, skipped = history["scale"], history["skipped"]
-    ended = [e for e in history.events_of("diverged") if int(e.get("step", -1)) >= step]
+    ended = [s for s in steps_of(history, "diverged") if s >= step]
     return Finding(
         "N4",
         "fatal" if ended else "warn",
@@ -44,7 +44,7 @@ def float16_struggles(history: History) -> Finding | None:
             f"calibration: that is the first {CALIBRATION} skips and a scale above 1",
             f"a bad forward (N1): {history['loss'].num_bad} losses are not finite",
         ],
-        probe=replay(history, int(ended[0]["step"]) if ended else step),
+        probe=replay(history, ended[0] if ended else step),
         remedy="use bfloat16, whose range is that of float32; or keep the operation that replay names in float32",
         changes={"system.dtype": "bfloat16"},
     )

@@ -26,6 +26,11 @@ def event_at(history: History, kind: str, step: int) -> dict[str, Any]:
     return next((event for event in history.events_of(kind) if event.get("step") == step), {})
 
 
+def steps_of(history: History, kind: str) -> list[int]:
+    """The steps of the events of this kind; an event that names none is left out."""
+    return [int(e["step"]) for e in history.events_of(kind) if isinstance(e.get("step"), int | float)]
+
+
 def losses(history: History) -> dict[str, Series]:
     """The losses of all objectives, by name; the first one's has no prefix."""
     return {n: s for n, s in history.rows.items() if n == "loss" or (n.endswith("/loss") and n != "look/loss")}

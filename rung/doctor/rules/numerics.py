@@ -16,7 +16,7 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import History, Series, Table
 from rung.doctor.rules import rule
 from rung.doctor.rules.float16 import norm_of_scaled, overflow_under_scale
-from rung.doctor.rules.lookups import at, before, event_at, listed, losses, norms, replay, value
+from rung.doctor.rules.lookups import at, before, event_at, listed, losses, norms, replay, steps_of, value
 
 HUGE = 1e15  # a norm that is larger is on its way to 1.8e19, whose square float32 cannot hold
 
@@ -204,7 +204,7 @@ def first_bad_loss(history: History) -> tuple[int, str] | None:
         bad = series.steps[~np.isfinite(series.values)]
         bad = bad[at(history["targets"], bad) != 0]
         found += [(int(bad[0]), name)] if len(bad) else []
-    for step in (int(event["step"]) for event in history.events_of("rollback")):  # done again since, and finite now
+    for step in steps_of(history, "rollback"):  # done again since, and finite now
         for row in history.superseded.get(step, ()):
             found += [(step, "loss")] if not np.isfinite(row.get("loss", 0.0)) and row.get("targets") != 0 else []
     return min(found, default=None)
@@ -223,11 +223,11 @@ def _could_not_be_applied(history: History, step: int) -> bool:
 
 
 def _broken_by_event(history: History) -> tuple[int, list[str], bool] | None:
-    events = sorted(history.events_of("weights_broken"), key=lambda event: int(event["step"]))
-    if not events:
+    step = min(steps_of(history, "weights_broken"), default=None)
+    if step is None:
         return None
-    first = events[0]
-    return int(first["step"]), [str(n) for n in first.get("tensors", [])], bool(first.get("gradients_finite", True))
+    event = event_at(history, "weights_broken", step)
+    return step, [str(n) for n in event.get("tensors") or ()], bool(event.get("gradients_finite", True))
 
 
 def _broken_by_norm(history: History) -> tuple[int, list[str], bool] | None:

@@ -11,7 +11,7 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
 from rung.doctor.rules.lookups import at, losses, two_digits
-from rung.doctor.rules.updates import FIRST, matrices, recent
+from rung.doctor.rules.updates import FIRST, STRIDES, Matrices, matrices, median, recent
 
 # Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small first weights
 # (std .02 at width 32) healthy ones begin at 2.8e-2 and end at 6e-3: this sign alone says nothing.
@@ -19,6 +19,7 @@ LARGE = 1e-2
 JUMP = 0.5  # update / weight of one tensor in one step: healthy .076
 TINY = 2e-3  # at a hundredth of a good rate 1.3e-4 with torch's first weights, 7.4e-4 with small ones (healthy 1.6e-2)
 K_LOW = 16  # the best multiple of the last update: healthy 1-4, at a tenth of the rate 16-64, at a hundredth 64
+LONG = 500  # steps: in the first 300 of a healthy run with batches of one row the norm doubles every 430
 SCRATCH = ("", "scratch", "scratch_next_token")
 
 
@@ -28,10 +29,10 @@ def lr_too_high(history: History) -> Finding | None:
     was 0 to 1 in the best run of all."""
     signs = {
         "updates": _large_updates(history),
-        "loss": _loss_suffers(history),
         "attention": _attention_grows(history),
         "jump": _one_large_update(history),
     }
+    signs["loss"] = _loss_suffers(history) if any(signs.values()) else ""  # alone it would not be enough
     held = {name: text for name, text in signs.items() if text}
     if len(held) < 2:
         return None
@@ -56,21 +57,31 @@ def _large_updates(history: History) -> str:
     seen = recent(history)
     if seen is None or len(seen.steps) < 3:
         return ""
-    ratio = float(np.nanmedian(seen.ratio)) if np.isfinite(seen.ratio).any() else math.nan
+    ratio = _middle(seen)
     return f"updates are {ratio:.2g} of the weights in the median (limit {LARGE:g})" if ratio > LARGE else ""
 
 
+def _middle(seen: Matrices) -> float:
+    """The median update / weight; NaN where none was measured."""
+    ratio = seen.ratio[np.isfinite(seen.ratio)]
+    return float(np.median(ratio)) if len(ratio) else math.nan
+
+
 def _loss_suffers(history: History) -> str:
-    """The loss lies above its own best, or has become noisy. Losses that fight each other may do both in health."""
+    """The loss lies above its own best, or has become noisy. Losses that fight each other may do both in health.
+
+    Its best is looked for in at most 200 windows, for a long run is asked about hundreds of times.
+    """
     loss = history["loss"].finite.between(history.warmup_steps, history.end)
     if len(losses(history)) > 1 or len(loss) < 50:
         return ""
     width = min(WINDOW, len(loss) // 2)
-    start = 10 * int(np.argmin(np.median(sliding_window_view(loss.values, width)[:-1:10], axis=1)))
+    stride = max(10, len(loss) // 200)
+    start = stride * int(np.argmin(np.median(sliding_window_view(loss.values, width)[:-1:stride], axis=1)))
     best, now = Series(loss.steps[start : start + width], loss.values[start : start + width]), loss.last(width)
     if now.median >= best.median + 3 * best.sigma and best.sigma > 0:
         return f"the loss is {now.median:.4g} where it was {best.median:.4g} around step {best.steps[width // 2]}"
-    if best.median > 0 and now.sigma / now.median > 4 * best.sigma / best.median > 0:
+    if best.median > 0 and now.median > 0 and now.sigma / now.median > 4 * best.sigma / best.median > 0:
         return f"the loss scatters by {now.sigma / now.median:.1%}, at its best by {best.sigma / best.median:.1%}"
     return ""
 
@@ -79,22 +90,25 @@ def _attention_grows(history: History) -> str:
     table = history.table("attention")
     if table is None or not len(table.steps):
         return ""
-    logit = np.nanmax(table.columns["logit"], axis=1)
-    if logit[-1] > 1e3:
-        return f"attention logits reach {logit[-1]:.3g} (limit 1000)"
-    if logit[-1] > 100 and len(logit) >= 6:
-        slope, p = theil_sen(table.steps, np.log(np.maximum(logit, 1e-12)))
-        return f"attention logits reach {logit[-1]:.3g} and grow (limit 100)" if slope > 0 and p < 0.01 else ""
+    last = float(np.fmax.reduce(table.columns["logit"][-1]))
+    if last > 1e3:
+        return f"attention logits reach {last:.3g} (limit 1000)"
+    if last > 100 and len(table.steps) >= 6:
+        logit = np.fmax.reduce(table.columns["logit"], axis=1)
+        good = np.isfinite(logit)
+        slope, p = theil_sen(table.steps[good], np.log(np.maximum(logit[good], 1e-12)))
+        return f"attention logits reach {last:.3g} and grow (limit 100)" if slope > 0 and p < 0.01 else ""
     return ""
 
 
 def _one_large_update(history: History) -> str:
     """Not in the first steps, warm-up or not: that is O3's."""
     seen = matrices(history, max(FIRST, history.warmup_steps, history.end - WINDOW))
-    if seen is None or not (seen.ratio > JUMP).any():
+    ratio = seen.ratio if seen is not None else np.zeros(0)
+    if seen is None or not (ratio > JUMP).any():
         return ""
-    row, place = np.unravel_index(np.nanargmax(seen.ratio), seen.ratio.shape)
-    return f"step {seen.steps[row]} changed {seen.names[place]} by {seen.ratio[row, place]:.0%} (limit {JUMP:.0%})"
+    row, place = np.unravel_index(np.nanargmax(ratio), ratio.shape)
+    return f"step {seen.steps[row]} changed {seen.names[place]} by {ratio[row, place]:.0%} (limit {JUMP:.0%})"
 
 
 @rule("O2", "Learning rate too low", "scan")
@@ -106,16 +120,17 @@ def lr_too_low(history: History) -> Finding | None:
         return None
     last = int(probes.steps[-1])
     seen = matrices(history, max(history.warmup_steps, int(probes.steps[0]) - WINDOW), last + 1)
-    ratio = float(np.nanmedian(seen.ratio)) if seen is not None and np.isfinite(seen.ratio).any() else math.nan
+    ratio = _middle(seen) if seen is not None else math.nan
     loss = history["loss"].finite.between(history.warmup_steps, last + 1).last()
     t = slope_t(loss)
     if not ratio < TINY or not t < -3:
         return None
     lr = float(history.config.get("lr.learning_rate") or history["lr"].values.max())
     is_pretrained = str(history.config.get("init_from") or "") not in SCRATCH
+    faster = _own_rate(seen) if seen is not None else ""
     return Finding(
         "O2",
-        "info" if is_pretrained else "warn",
+        "info" if is_pretrained or faster else "warn",
         f"the learning rate {lr:g} is too low: {probes.median:g} times the update would have been best, and updates "
         f"are {ratio:.2g} of the weights",
         since=int(probes.steps[0]),
@@ -125,16 +140,31 @@ def lr_too_low(history: History) -> Finding | None:
             + f" (limit {K_LOW})",
             f"median update / weight {ratio:.2g} (limit {TINY:g}, healthy 2.6e-3 and more)",
             f"the loss still falls: t = {t:.1f} over the {len(loss)} steps up to {last} (limit -3)",
+            *([faster] if faster else []),
         ],
         ruled_out=[
             "a rate that is low on purpose: these probes lie after the warm-up and before the end of the decay",
             f"weights that do not move at all (O9): the median update is {ratio:.1g} of the weight, not 0",
         ],
-        probe=f"rung train --from {history.run_id} lr.learning_rate={two_digits(lr * probes.median / 4):g}",
-        remedy="the learning rate times a quarter of that multiple",
-        changes={"lr.learning_rate": two_digits(lr * probes.median / 4)},
+        probe=f"rung check {history.run_id}"
+        if faster
+        else f"rung train --from {history.run_id} lr.learning_rate={two_digits(lr * probes.median / 4):g}",
+        remedy="some parameters have a higher rate than others: where that is not meant, raise the lr_scale of the "
+        "objective of the others, and not the learning rate"
+        if faster
+        else "the learning rate times a quarter of that multiple",
+        changes={} if faster else {"lr.learning_rate": two_digits(lr * probes.median / 4)},
         hides=["O8"],
     )
+
+
+def _own_rate(seen: Matrices) -> str:
+    """Matrices whose steps are far longer than the others': an objective has an lr_scale of its own."""
+    stride = median(seen.stride, axis=0)
+    times = stride / np.nanmedian(stride) if np.nanmedian(stride) > 0 else np.zeros(len(stride))
+    if not (times > STRIDES).any():
+        return ""
+    return f"length of a step, in that of the median matrix: {seen.worst(times)} (limit {STRIDES}; healthy below 6)"
 
 
 def _decay_begins(history: History) -> int:
@@ -165,7 +195,7 @@ def clipping(history: History) -> Finding | None:
     is_plain = name.startswith("sgd")
     lr = history["lr"].last().median
     slope, p = theil_sen(trend.steps, np.log(np.maximum(trend.values, 1e-30)))
-    grows = p < 0.01 and slope > math.log(2) / 1000
+    grows = p < 0.01 and slope > math.log(2) / 1000 and _still_grows(trend, slope)
     effective = lr * limit / norm.median
     p90 = float(np.percentile(norm.values, 90))
     return Finding(
@@ -189,6 +219,16 @@ def clipping(history: History) -> Finding | None:
         + ("; and see why it grows: see O1 and the update sizes per tensor" if grows else ""),
         changes={"optimizer.grad_clip": two_digits(p90)},
     )
+
+
+def _still_grows(norm: Series, slope: float) -> bool:
+    """Norms rise in the first few hundred steps of healthy runs, while weights find their size, and then no longer."""
+    if len(norm) < LONG:
+        return False
+    half = norm.last(len(norm) // 2)
+    later, _ = theil_sen(half.steps, np.log(np.maximum(half.values, 1e-30)))
+    first = Series(norm.steps[:WINDOW], norm.values[:WINDOW])
+    return later >= slope / 3 and norm.last().median >= 2 * first.median
 
 
 def _not_applied(limit: float, norm: Series, after: np.ndarray, unread: bool) -> Finding:

@@ -22,6 +22,9 @@ SETTLED = 20  # steps in which caches fill and kernels are compiled
 SHARE = 0.10  # of a step: a slow loader had 0.62, a fast one 0.05
 WORTH_S = 30.0
 SLOWER, SLOWER_THAN_PARENT = 0.10, 0.07
+MOST_WINDOWS = 64  # of a run that are compared; rules are asked hundreds of times, and more windows say no more
+BLOCK = 50  # steps whose median decides whether they were slow
+LASTING = 0.05  # of the run as planned, for which it has to have been slow without a break; neighbours come and go
 
 
 @rule("P1", "Waiting for data")
@@ -103,12 +106,13 @@ def memory_creep(history: History) -> list[Finding]:
 def _creep(history: History, name: str, what: str) -> Finding | None:
     # A store is mapped, not read: its pages come to the process until each was touched once.
     first = max(100, math.ceil(history.steps_per_epoch)) if name == "rss_mb" and _is_known(history) else 100
-    series = _quiet(history, history[name].finite.between(first, history.end))
+    series = _few(history[name].between(first, history.end).finite)
+    third = max(len(series) // 3, 1)
+    if len(series) < 8 or np.median(series.values[-third:]) - np.median(series.values[:third]) < 10.0:
+        return None  # most runs end here, and the rest costs a millisecond
+    series = _quiet(history, series)
     if len(series) < 8 or series.steps[-1] - series.steps[0] < 200 or _shapes_changed(history, series):
         return None
-    third = max(len(series) // 3, 1)
-    if np.median(series.values[-third:]) - np.median(series.values[:third]) < 10.0:
-        return None  # most runs end here, and the slopes of all pairs cost a millisecond
     slope, p_value = theil_sen(series)
     growth = slope * float(series.steps[-1] - series.steps[0])
     middle = len(series) // 2
@@ -137,26 +141,34 @@ def _creep(history: History, name: str, what: str) -> Finding | None:
 
 @rule("P5", "Slower than it was")
 def slower(history: History) -> Finding | None:
-    """Median and cumulative sum of log(targets / step_s), against the run's own best and its parent's."""
+    """log(targets / step_s) of the last steps, against the run's own usual speed and its parent's.
+
+    Usual is the upper quartile of the windows before: the best of hundreds is chance. Slower is a state that began
+    once: before it at most a tenth of the steps were as slow, and since then all of them.
+    """
     steps, rates = _rates(history)
-    if len(rates) < 2 * WINDOW or _targets_changed(history):
+    if len(rates) < 2 * WINDOW:
         return None
     now = float(np.median(rates[-WINDOW:]))
-    windows = np.lib.stride_tricks.sliding_window_view(rates[:-WINDOW], WINDOW)[:: WINDOW // 2]
-    best = float(np.median(windows, axis=1).max())
+    windows = np.lib.stride_tricks.sliding_window_view(rates[:-WINDOW], WINDOW)
+    windows = windows[:: max(WINDOW // 2, len(windows) // MOST_WINDOWS)]
+    usual = float(np.quantile(np.median(windows, axis=1), 0.75))
     noise = 1.25 * Series(steps, rates).last(2 * WINDOW).sigma / math.sqrt(WINDOW)  # of a median of so many
-    is_slower = now < best - max(-math.log(1 - SLOWER), 6 * noise)
-    # The best of many noisy windows is too good, and half a window of bad steps is no state.
-    if not is_slower or any(np.median(part) > (best + now) / 2 for part in np.split(rates[-WINDOW:], 5)):
+    middle = (usual + now) / 2
+    is_slower = now < usual - max(-math.log(1 - SLOWER), 6 * noise)
+    if not is_slower or any(np.median(part) > middle for part in np.split(rates[-WINDOW:], 5)):
         return _slower_than_parent(history, now)
-    # The sum of what lies above halfway between then and now rises before the change and falls after it.
-    onset = int(steps[min(int(np.argmax(np.cumsum(rates - (best + now) / 2))) + 1, len(steps) - 1)])
+    at = _onset(rates, middle)
+    lasting = max(WINDOW, LASTING * max(history.num_steps or 0, history.end))
+    if at is None or len(rates) - at < lasting or _targets_changed(history):
+        return None
+    onset = int(steps[at])
     step_s = history["step_s"]
     before, after = step_s.between(SETTLED, onset).median, step_s.last().median
     waited = history["wait_s"].last().median - history["wait_s"].between(SETTLED, onset).median
     evidence = [
-        f"targets a second {math.exp(best):.4g} at its best (median of {WINDOW} steps), {math.exp(now):.4g} in the "
-        f"last {WINDOW}; limit {SLOWER:.0%}",
+        f"targets a second usually {math.exp(usual):.4g} (upper quartile of medians of {WINDOW} steps), "
+        f"{math.exp(now):.4g} in the last {WINDOW}; limit {SLOWER:.0%}",
         f"step_s median {before:.3g} before step {onset}, {after:.3g} now",
     ]
     if near := events_near(history, onset):
@@ -165,7 +177,7 @@ def slower(history: History) -> Finding | None:
     return Finding(
         "P5",
         _severity(history, after - before, since=onset),
-        f"Steps became {1 - math.exp(now - best):.0%} slower at about step {onset}.",
+        f"Steps became {1 - math.exp(now - usual):.0%} slower at about step {onset}.",
         since=onset,
         evidence=evidence + ([f"{waited:.3g} s of it are waiting for data"] if is_loader else []),
         ruled_out=["larger steps: the targets of a step stayed the same"]
@@ -175,14 +187,26 @@ def slower(history: History) -> Finding | None:
     )
 
 
+def _onset(rates: np.ndarray, middle: float) -> int | None:
+    """Where the last stretch without a fast block begins; None if slow blocks were common before it."""
+    first = len(rates) % BLOCK
+    blocks = np.median(rates[first:].reshape(-1, BLOCK), axis=1)
+    fast = np.flatnonzero(blocks > middle)
+    if not len(fast) or np.mean(blocks[: fast[-1] + 1] <= middle) > 0.1:
+        return None
+    start, stop = first + fast[-1] * BLOCK, min(first + (fast[-1] + 2) * BLOCK, len(rates))
+    # The sum of what lies above the middle rises before the change and falls after it.
+    return start + min(int(np.argmax(np.cumsum(rates[start:stop] - middle))) + 1, stop - start - 1)
+
+
 def _slower_than_parent(history: History, now: float) -> Finding | None:
     parent = history.parent
-    if parent is None or not _same_work(history, parent):
+    if parent is None or not _same_work(history, parent) or _targets_changed(history):
         return None
     _, rates = _rates(parent)
     if len(rates) < WINDOW:
         return None
-    before = float(np.median(rates))
+    before = float(np.median(rates[:: max(1, len(rates) // 1000)]))
     if now - before > math.log(1 - SLOWER_THAN_PARENT):
         return None
     return Finding(
@@ -246,25 +270,33 @@ def _not_copying(history: History, waits: np.ndarray) -> list[str]:
 def _rates(history: History) -> tuple[np.ndarray, np.ndarray]:
     """Steps and log(targets / step_s), without the first ones."""
     targets, seconds = history["targets"], history["step_s"]
-    steps, a, b = np.intersect1d(targets.steps, seconds.steps, assume_unique=True, return_indices=True)
-    good = (steps >= SETTLED) & (targets.values[a] > 0) & (seconds.values[b] > 0)
-    return steps[good], np.log(targets.values[a][good] / seconds.values[b][good])
+    if not np.array_equal(targets.steps, seconds.steps):
+        _, a, b = np.intersect1d(targets.steps, seconds.steps, assume_unique=True, return_indices=True)
+        targets, seconds = (Series(s.steps[kept], s.values[kept]) for s, kept in ((targets, a), (seconds, b)))
+    steps, counts, times = targets.steps, targets.values, seconds.values
+    good = (steps >= SETTLED) & (counts > 0) & (times > 0)
+    return steps[good], np.log(counts[good] / times[good])
 
 
 def _targets_changed(history: History) -> bool:
     """Rows that grow with the step cost more or less for other reasons than a slow machine."""
-    targets = history["targets"].finite.between(SETTLED, history.end)
+    targets = _few(history["targets"].between(SETTLED, history.end)).finite
     medians = [float(np.median(part)) for part in np.array_split(targets.values, 4) if len(part)]
     return max(medians) > 1.02 * min(medians)
 
 
 def _shapes_changed(history: History, series: Series) -> bool:
-    targets = history["targets"].finite.between(int(series.steps[0]), int(series.steps[-1]) + 1)
+    targets = _few(history["targets"].between(int(series.steps[0]), int(series.steps[-1]) + 1)).finite
     if len(targets) < 4:
         return False
     third = max(len(targets) // 3, 1)
     before, after = np.median(targets.values[:third]), np.median(targets.values[-third:])
     return bool(abs(after - before) > 0.02 * before)
+
+
+def _few(series: Series) -> Series:
+    """No more than some hundred rows, spread evenly; medians need no more."""
+    return Series(series.steps[:: len(series) // 300 + 1], series.values[:: len(series) // 300 + 1])
 
 
 def _quiet(history: History, series: Series) -> Series:
