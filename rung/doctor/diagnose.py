@@ -81,7 +81,8 @@ def looks(history: History, rule: Rule) -> Iterator[list[int]]:
 
 def suppress(findings: Sequence[Finding]) -> list[Finding]:
     """Leaves out what another finding explains. After numbers broke, nothing that began later means anything."""
-    hidden = {name for f in findings for name in (*HIDES.get(f.rule, ()), *f.hides)}
+    causes = [f for f in findings if f.severity != "info"]
+    hidden = {name for f in causes for name in (*HIDES.get(f.rule, ()), *f.hides)}
     broken = min((f.since for f in findings if f.rule[0] == "N" and f.severity == "fatal" and f.since is not None),
                  default=None)  # fmt: skip
     kept = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rung.doctor.diagnose import diagnose
 from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Stream
@@ -155,7 +157,7 @@ def half(is_unscaled_first: bool) -> Ask:
     return ask
 
 
-# N3: a weight that becomes infinite at step 13, without any gradient being so
+# N3: a weight that the update of step 13 makes infinite, without any gradient being so
 
 
 class BrokenWeight(Tiny):
@@ -163,10 +165,14 @@ class BrokenWeight(Tiny):
         [plain] = super().objectives(model)
 
         def breaks(batch: Batch, draw: Draw) -> Loss:
-            loss = plain.loss(batch, draw)
             if model.training and draw.step == 13:
-                model.tokens.weight.data[0, 0] = float("inf")
-            return loss
+
+                def once(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+                    handle.remove()
+                    model.tokens.weight.data[0, 0] = float("inf")
+
+                handle = register_optimizer_step_post_hook(once)
+            return plain.loss(batch, draw)
 
         return [plain._replace(loss=breaks)]
 

@@ -384,3 +384,19 @@ def test_evals_are_left_as_they_were() -> None:
         before = setup.evaluator.run(setup.state.model)
     levels([*inputs.CHECKS[:1], *shift.CHECKS, *leakage.CHECKS], Bench(setup))
     assert setup.evaluator.run(setup.state.model) == before
+
+
+def test_the_quick_form_gathers_the_rows_of_a_slow_stream_once() -> None:
+    gathered = []
+
+    class Counted(Rows):
+        def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            gathered.append(len(ids))
+            return super().gather(ids, draw)
+
+    class Slow(Steered):
+        def streams(self):  # type: ignore[no-untyped-def]
+            return {name: Counted(name, 8.0, **rows.arrays) for name, rows in super().streams().items()}  # type: ignore[attr-defined]
+
+    levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup_of(Slow), is_quick=True))
+    assert gathered.count(64) == 2  # train and the eval set

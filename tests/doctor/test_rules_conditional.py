@@ -45,7 +45,7 @@ def test_what_cannot_be_told_yet_is_not_told() -> None:
     history = probed(0.0, 0.0, 0.0)
     history.derived["num_steps"] = 10_000  # the beginning of a long run
     assert "C1" not in found(history)
-    history.derived["num_steps"] = 700  # the last three evals, from 300 on, are not all of its second half
+    history.derived["num_steps"] = 1100  # the last eval, at step 500, is not yet of its second half
     assert "C1" not in found(history)
     history.derived["num_steps"] = 600
     assert "by then" in found(history)["C1"].what

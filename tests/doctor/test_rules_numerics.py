@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
+from rung.doctor.rules import catalogue
 from tests.cases.made import history, series, tensors
 
 NAN, INF = math.nan, math.inf
@@ -62,8 +63,10 @@ def test_a_bad_step_is_remembered_after_the_run_went_back() -> None:
 @pytest.mark.parametrize("kind", ["rollback", "weights_broken", "diverged"])
 @pytest.mark.parametrize("step", [{}, {"step": None}])
 def test_an_event_without_a_step_is_passed_over(kind: str, step: dict[str, object]) -> None:
-    assert found(history({"loss": good(100)}, events=[{"kind": kind, **step}])) == {}
-    assert "N4" in found(half([0.5] * 60, [0.0] * 60, events=[{"kind": kind, **step}]))
+    events = [{"kind": kind, **step}]
+    for rule in catalogue():  # each by itself: `diagnose` leaves out one that raises
+        assert not rule.id.startswith("N") or rule(history({"loss": good(100)}, events=events)) == []
+    assert "N4" in found(half([0.5] * 60, [0.0] * 60, events=events))
 
 
 def test_the_loss_of_another_objective_counts() -> None:

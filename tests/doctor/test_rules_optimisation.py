@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
+from rung.doctor.rules import catalogue
 from rung.doctor.rules.optimisation import slope_t, theil_sen
 from rung.doctor.rules.spikes import scores
 from rung.robust import Spikes
@@ -32,6 +33,13 @@ def serious(of: History) -> dict[str, str]:
 
 def complete(finding: Finding) -> bool:
     return all((finding.what, finding.evidence, finding.ruled_out, finding.probe, finding.remedy, finding.title))
+
+
+def asked(of: History) -> None:
+    """Each rule by itself: `diagnose` leaves out one that raises."""
+    for rule in catalogue():
+        if rule.id.startswith("O"):
+            rule(of)
 
 
 def falling(num_steps: int, seed: int = 1, noise: float = 0.03) -> list[float]:
@@ -84,11 +92,11 @@ def test_losses_that_fight_each_other_are_no_sign() -> None:
     assert "O1" not in found(made(400, {"update": 0.05}, rows=rows))
 
 
-@pytest.mark.parametrize("last", [0.0, -1.0])
-def test_a_loss_of_zero_is_no_fault(last: float) -> None:
-    losses = falling(150) + [last] * 250
-    for of in (losses, [0.0] * 400):
-        assert not {"O1", "O5"} & set(serious(made(400, {"update": 0.05}, rows={"loss": of})))
+@pytest.mark.parametrize("losses", [falling(150) + [0.0] * 50, falling(100) + [-1.0] * 100, [0.0] * 200])
+def test_a_loss_of_zero_or_less_is_no_fault(losses: list[float]) -> None:
+    of = made(columns={"update": 0.05}, rows={"loss": losses})
+    asked(of)
+    assert not {"O1", "O5"} & set(serious(of))
 
 
 def test_the_best_of_a_long_run_is_found() -> None:
@@ -491,5 +499,5 @@ def test_one_wild_value_does_not_move_a_slope(seed: int) -> None:
 @pytest.mark.parametrize("column", ["grad", "weight", "update", "eps_share"])
 def test_odd_numbers_in_a_table_are_no_fault_of_ours(column: str, number: float) -> None:
     zeros = [0.0] * 200
-    found(made(columns={column: number}, rows={"norm": zeros, "norm_clipped": zeros}))
-    found(made(columns={column: number}, tables=attention(5.0) | {"attention": table(["a"], [0, 50], logit=number)}))
+    asked(made(columns={column: number}, rows={"norm": zeros, "norm_clipped": zeros}))
+    asked(made(columns={column: number}, tables={"attention": table(["a"], [0, 50], logit=number)}))

@@ -64,14 +64,23 @@ def look_at(name: str, array: np.ndarray) -> Look:
 
 
 def rows_of(bench: Bench, stream: str, num_rows: int) -> dict[str, np.ndarray]:
-    """So many rows, or as many as fit the limit: eight stretches, or of a set with few rows those spread over all."""
+    """So many rows, or as many as fit the limit: eight stretches, or of a set with few rows those spread over all.
+
+    The quick form keeps them for the next check: it has few, and a slow stream should not be asked twice.
+    """
+    kept = ("rows", stream, num_rows)
+    if kept in bench.shared:
+        return dict(bench.shared[kept])
     of, seed = bench.setup.streams[stream], bench.setup.cfg.seed
     step = 0 if stream == "train" else EVAL_STEP
     one = of.gather(np.zeros(1, np.int64), Draw(seed, step, np.arange(1)))
     num_bytes = sum(np.asarray(array).nbytes for array in one.values())
     most = (QUICK_BYTES if bench.is_quick else MOST_BYTES) // max(1, num_bytes)
     ids = _spread(of.num_rows, max(1, min(num_rows, most)), _stretch(bench))
-    return of.gather(ids, Draw(seed, step, np.arange(len(ids))))
+    arrays = of.gather(ids, Draw(seed, step, np.arange(len(ids))))
+    if bench.is_quick:
+        bench.shared[kept] = arrays
+    return dict(arrays)
 
 
 def _stretch(bench: Bench) -> int:

@@ -34,7 +34,7 @@ class Bench:
     setup: Setup
     is_quick: bool = False
     recipe_name: str = ""
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def micro(self) -> Micro:

@@ -36,7 +36,7 @@ def input_ignored(history: History) -> list[Finding]:
         rise, high = history[f"probe/without_{name}"].last(IN_A_ROW), history[f"probe/without_{name}{HIGH}"]
         low, high = history[f"probe/without_{name}{LOW}"].last(IN_A_ROW), high.last(IN_A_ROW)
         # Early in training nothing but the average has been learned yet, and a memory of long ago comes last of all.
-        if min(len(rise), len(high)) < IN_A_ROW or rise.steps[0] < 0.5 * _planned(history):
+        if min(len(rise), len(high)) < IN_A_ROW or rise.steps[-1] < 0.5 * _planned(history):
             continue
         if not bool(np.all(high.values < USED)):  # a NaN is no evidence
             continue
@@ -53,8 +53,7 @@ def input_ignored(history: History) -> list[Finding]:
                     for step, value, top in zip(rise.steps, rise.values, high.values)
                 ],
                 ruled_out=["too few rows to tell: the whole interval lies below the limit",
-                           f"the first half of the run, in which it may not have been learned yet: the three evals "
-                           f"are of steps {int(rise.steps[0])} to {int(rise.steps[-1])} of {_planned(history)}"],
+                           f"an early moment: it was still so at step {int(rise.steps[-1])} of {_planned(history)}"],
                 probe=f"`rung data report` tells at which lag {name} explains the data at all",
                 remedy=(f"if {name} explains the data at lag 0, look at its way into the model: multiplied by 0, "
                         "detached, overwritten, normalised away; if at another lag, shift it; if nowhere, drop it; a "
