@@ -8,9 +8,11 @@ start and after spikes, the doctor beside the run. latch: the judgement of each 
 record, and nothing else. bare: the same loop with an update that judges nothing, whose numbers nobody reads, without a
 record. So `everything` is bare / everything in seconds, and `latch` is bare / latch: 1 would be for free.
 
-The three take 20 steps each, in turns, in one process, every party in a thread of its own that waits while others have
-the device. A figure is of 100 steps, so that norms and looks are in it in their true share; the first 40 steps, in
-which every update is checked and measured, are left out. Probes belong to evals, of which there are none here.
+The three take 20 steps each, in turns, in one process, every party in a thread of its own that waits while others
+have the device. A figure is of 100 steps, so that norms and looks are in it in their true share; the first 50 steps,
+in which every update is checked and measured, are left out. Turns change at steps 50, 70, 90 ..: at 60 and 80, when
+norms are taken, the device has work in its queue as in any run, and at the beginning of a turn it has none. Probes
+belong to evals, of which there are none here.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class Party:
     record: Record | None
     chunk: int
     num_chunks: int
+    until: int  # the step at which the first chunk ends
     spent: list[Spent] = field(default_factory=list)  # of a step, by chunk
 
     def run(self, turns: Turns) -> None:
@@ -128,18 +131,18 @@ class Party:
 
     def _hold_between_chunks(self, turns: Turns) -> None:
         take, device = self.setup.stepper.step, self.setup.world.device
-        num_steps, begun = 0, now()
+        num_steps, first, begun = 0, 0, now()
 
         def step(*words: Any) -> dict[str, Tensor]:
-            nonlocal num_steps, begun
-            if num_steps and num_steps % self.chunk == 0:
+            nonlocal num_steps, first, begun
+            if num_steps == self.until:
                 wait_for(device)
-                self.spent.append(since(begun, self.chunk))
+                self.spent.append(since(begun, num_steps - first))
                 if len(self.spent) == self.num_chunks:
                     raise Done
                 turns.pass_on()
                 turns.wait_for(self.name)
-                begun = now()
+                first, self.until, begun = num_steps, num_steps + self.chunk, now()
             num_steps += 1
             return take(*words)
 
@@ -155,23 +158,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="figures of 100 steps")
     parser.add_argument("--batch", type=int, help="rows a step; default: the size's own")
     args = parser.parse_args()
-    chunk, per_round, rounds, warm = (1, 2, 2, 1) if args.quick else (20, 5, args.rounds, 2)
+    chunk, per_round, rounds, until = (1, 2, 2, 1) if args.quick else (20, 5, args.rounds, 50)
     batch = args.batch or (2 if args.quick else None)
     steps = f"{rounds} x {chunk * per_round} steps"
     print(facts("torch", threads=args.threads, size=args.size, device=args.device, steps=steps), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write_store(Path(folder) / "ids", VOCAB_SIZE if args.size == "piano" else GPT2_VOCAB)
         parties = [
-            party(Path(folder), name, args.size, args.device, args.threads, batch, chunk, warm + rounds * per_round)
+            Party(
+                name,
+                *built(Path(folder), name, args.size, args.device, args.threads, batch),
+                chunk,
+                1 + rounds * per_round,
+                until,
+            )
             for name in PARTIES
         ]
         compete(parties)
-    report({p.name: rounds_of(p.spent[warm:], per_round) for p in parties})
+    report({p.name: rounds_of(p.spent[1:], per_round) for p in parties})
 
 
-def party(
-    folder: Path, name: str, size: str, device: str, threads: int, batch: int | None, chunk: int, num_chunks: int
-) -> Party:
+def built(
+    folder: Path, name: str, size: str, device: str, threads: int, batch: int | None
+) -> tuple[Setup, Record | None]:
     tree: dict[str, Any] = {
         "system": {"device": device, "threads": threads},
         "optimizer": {"max_iters": STEPS},
@@ -192,8 +201,8 @@ def party(
     setup = build(schema.resolve(layers), recipe_class, folder / "runs")
     if name == "bare":
         setup.stepper.__class__ = Unguarded
-        return Party(name, setup, None, chunk, num_chunks)
-    return Party(name, setup, record_of(folder, name, setup), chunk, num_chunks)
+        return setup, None
+    return setup, record_of(folder, name, setup)
 
 
 def record_of(folder: Path, name: str, setup: Setup) -> Record:
