@@ -30,7 +30,9 @@ SECONDS, QUICK_SECONDS = 8.0, 0.4  # for each eval set, most of it for gathering
 WINDOW, SHORT_WINDOW = 50, 13  # ids
 FEW_IDS = 3  # a window of no more different ids is a rest, padding, or a figure that anybody plays
 FREQUENT = 10  # occurrences of a window in the training rows seen
-DUPLICATES, OVERLAP, MUCH = 0.001, 0.01, 0.1  # shares: warn, warn, fail
+# Shares that are worth a warning. Never more than that, however much it is: such a run can be trained, its evals just
+# say less than they seem to, and whoever overfits a few rows on purpose evaluates on them.
+DUPLICATES, OVERLAP = 0.001, 0.01
 LEAST_ROWS = 2  # one row alone may be chance
 AROUND = 50  # rows before and after one that may be of the same piece, which may repeat itself
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
@@ -88,8 +90,6 @@ def _compare(bench: Bench, name: str, names: list[str], seconds: float) -> Resul
     if len(ours.windows):
         what += f", {found.ours:.2%} of their windows of ids ({found.usual:.2%} of train's own are elsewhere in train)"
     title, remedy = f"{name} is not in train", "split by document or episode, not by window; remove duplicates before"
-    if duplicates > MUCH or (overlap > MUCH and is_sure):
-        return Result(title, "fail", f"{what}; {sampled}", remedy, "E7")
     if duplicates > DUPLICATES or (overlap > OVERLAP and is_sure):
         return Result(title, "warn", f"{what}; {sampled}", remedy, "E7")
     return Result(title, "pass", f"{what}; {sampled}", rule="E7")
