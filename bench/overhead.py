@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from bench.report import facts, pairwise, spread, verdict
-from bench.throughput import GPT2_VOCAB, STEPS, Gpt, Spent, now, since, wait_for, write_store
+from bench.throughput import GPT2_VOCAB, STEPS, Gpt, Spent, now, record_of, since, wait_for, write_store
 from rung.config import Layer, Schema, load_file
 from rung.doctor.live import watch_of
 from rung.engine import loop
@@ -203,21 +203,6 @@ def built(
         setup.stepper.__class__ = Unguarded
         return setup, None
     return setup, record_of(folder, name, setup)
-
-
-def record_of(folder: Path, name: str, setup: Setup) -> Record:
-    return Record.create(
-        folder / "runs",
-        name,
-        recipe="bench",
-        preset=None,
-        command=["bench"],
-        seed=setup.cfg.seed,
-        config=setup.config.tree(),
-        sources=setup.config.sources,
-        derived=setup.derived,
-        data=setup.data,
-    )
 
 
 def compete(parties: Sequence[Party]) -> None:

@@ -231,12 +231,10 @@ def write_store(path: Path, vocab_size: int, num_records: int = 20, record_ids: 
         }
 
 
-def measure(folder: Path, setup: Setup, rounds: int, chunk: int) -> dict[str, list[Spent]]:
-    """Seconds a step of both parties, by round."""
-    bare = Bare(setup, num_batches=chunk)
-    record = Record.create(
+def record_of(folder: Path, name: str, setup: Setup) -> Record:
+    return Record.create(
         folder / "runs",
-        "throughput",
+        name,
         recipe="bench",
         preset=None,
         command=["bench"],
@@ -246,6 +244,12 @@ def measure(folder: Path, setup: Setup, rounds: int, chunk: int) -> dict[str, li
         derived=setup.derived,
         data=setup.data,
     )
+
+
+def measure(folder: Path, setup: Setup, rounds: int, chunk: int) -> dict[str, list[Spent]]:
+    """Seconds a step of both parties, by round."""
+    bare = Bare(setup, num_batches=chunk)
+    record = record_of(folder, "throughput", setup)
     with (folder / "log").open("w") as log:
         turns = Turns(setup, bare, chunk, rounds, log)
         try:

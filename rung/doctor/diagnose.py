@@ -31,15 +31,17 @@ def diagnose(
 ) -> list[Finding]:
     """What is wrong, worst first; of the same severity, what began first.
 
-    A rule that raises is left out and told in `failed`: records come from anywhere, and one must not cost the rest.
+    With `failed`, a rule that raises is left out and told there: records come from anywhere, and one must not cost the
+    rest. Without it the rule's own error is raised.
     """
     findings: list[Finding] = []
     for one in rules if rules is not None else catalogue():
         try:
             findings += one(history) if one.kind == "scan" else _held(one, history)
         except Exception as error:
-            if failed is not None:
-                failed[one.id] = f"{type(error).__name__}: {error}"
+            if failed is None:
+                raise
+            failed[one.id] = f"{type(error).__name__}: {error}"
     return ordered(suppress(findings))
 
 

@@ -190,7 +190,7 @@ class Guarded:
 
         with contextlib.suppress(Diverged):
             self.wait()
-        found = diagnose(self._log.history(*self._described()))
+        found = diagnose(self._log.history(*self._described()), failed={})
         return [replace(f, probe="guard.replay()") if f.probe.startswith("rung ") else f for f in found]
 
     def replay(self, report: Report = lambda text: None) -> Verdict:

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rung.doctor.diagnose import diagnose
+from rung.doctor.finding import Finding
 from rung.doctor.history import History, Series, Table
+from rung.doctor.rules import catalogue
 
 
 def series(values: Sequence[float], steps: Sequence[int] | None = None) -> Series:
@@ -43,6 +46,22 @@ def history(rows: Mapping[str, Sequence[float]], config: Mapping[str, Any] | Non
         rows={name: series(values) for name, values in (usual | dict(rows)).items()},
         **fields,
     )
+
+
+def found(made: History, rule: str) -> Finding | None:
+    """What this rule alone finds, held as long as it must be."""
+    return next(iter(diagnose(made, [r for r in catalogue() if r.id == rule])), None)
+
+
+def severity(made: History, rule: str) -> str | None:
+    """How bad this rule says it is; whatever it says must come with all that a reader needs."""
+    finding = found(made, rule)
+    if finding is not None:
+        assert finding.evidence
+        assert finding.ruled_out
+        assert finding.probe
+        assert finding.remedy
+    return finding.severity if finding else None
 
 
 def foreign(

@@ -10,28 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.doctor.diagnose import diagnose
-from rung.doctor.finding import Finding
 from rung.doctor.history import History
-from rung.doctor.rules import catalogue
-from tests.cases.made import history, series, table, tensors
+from tests.cases.made import found, history, series, severity, table, tensors
 
 LOOKS = range(0, 200, 2)
-
-
-def found(made: History, rule: str) -> Finding | None:
-    """What this rule alone finds, held as long as it must be."""
-    return next(iter(diagnose(made, [r for r in catalogue() if r.id == rule])), None)
-
-
-def severity(made: History, rule: str) -> str | None:
-    finding = found(made, rule)
-    if finding is not None:
-        assert finding.evidence
-        assert finding.ruled_out
-        assert finding.probe
-        assert finding.remedy
-    return finding.severity if finding else None
 
 
 def units(function: float, **columns: object) -> History:

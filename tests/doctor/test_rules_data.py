@@ -8,26 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data.order import shuffled
-from rung.doctor.diagnose import diagnose
-from rung.doctor.finding import Finding
 from rung.doctor.history import History
-from rung.doctor.rules import catalogue
 from rung.engine.rows import Coverage
-from tests.cases.made import history
-
-
-def found(made: History, rule: str) -> Finding | None:
-    return next(iter(diagnose(made, [r for r in catalogue() if r.id == rule])), None)
-
-
-def severity(made: History, rule: str) -> str | None:
-    finding = found(made, rule)
-    if finding is not None:
-        assert finding.evidence
-        assert finding.ruled_out
-        assert finding.probe
-        assert finding.remedy
-    return finding.severity if finding else None
+from tests.cases.made import found, history, severity
 
 
 def fed(ids: np.ndarray, epoch_rows: int, rows_per_step: int) -> History:

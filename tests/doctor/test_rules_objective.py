@@ -9,27 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.doctor.diagnose import diagnose
-from rung.doctor.finding import Finding
 from rung.doctor.history import History
-from rung.doctor.rules import catalogue
-from tests.cases.made import history, series
+from tests.cases.made import found, history, series, severity
 from tests.cases.running import setup_of
 from tests.cases.tiny import Tiny
-
-
-def found(made: History, rule: str) -> Finding | None:
-    return next(iter(diagnose(made, [r for r in catalogue() if r.id == rule])), None)
-
-
-def severity(made: History, rule: str) -> str | None:
-    finding = found(made, rule)
-    if finding is not None:
-        assert finding.evidence
-        assert finding.ruled_out
-        assert finding.probe
-        assert finding.remedy
-    return finding.severity if finding else None
 
 
 def judged(
@@ -108,7 +91,9 @@ class TestOverfit:
         made = judged([2.97, 2.5, 2.2, 2.5, 3.4, 4.0, 4.41], (3.0, 0.013))
         made.derived["warmup_steps"] = warmup
         changes = found(made, "E2").changes  # type: ignore[union-attr]
-        setup_of(Tiny, f"lr.warmup_iters={warmup}", *(f"{key}={value}" for key, value in changes.items()))
+        setup = setup_of(Tiny, f"lr.warmup_iters={warmup}", *(f"{key}={value}" for key, value in changes.items()))
+        assert setup.num_steps == changes["optimizer.max_iters"]
+        assert setup.schedule.warmup_steps < setup.num_steps
 
     def test_two_evals_are_not_three(self) -> None:
         assert severity(judged([3.0, 2.0, 1.5, 1.4, 2.0, 2.2], (3.0, 0.8)), "E2") is None
