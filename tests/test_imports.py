@@ -27,15 +27,16 @@ ALLOWED = {
     "runs": set(),
     "doctor": {"runs"},
     "doctor.preflight": {"engine", "data", "recipe", "config", "runs", "doctor"},  # looks at a model, not at a record
-    "compare": {"runs"},
+    "compare": {"runs", "doctor"},  # doctor: a sick run gets no verdict, and its page says so
+    "neighbours": {"runs"},
     "web": {"runs", "recipe"},  # recipe: the types of what is played
     "forensics": {"engine", "runs", "data", "recipe"},
-    "own_loop": {"engine", "forensics", "runs", "data", "recipe", "doctor"},  # doctor: for findings, on demand
+    "own_loop": {"engine", "forensics", "runs", "data", "recipe", "doctor", "neighbours"},  # the last two on demand
     "sweep": {"config", "runs"},
     "remote": {"runs"},
     **{leaf: set() for leaf in LEAVES},
 }
-WITHOUT_TORCH = {"runs", "compare", "doctor", "web", "sweep", "remote", "config", *LEAVES}
+WITHOUT_TORCH = {"runs", "compare", "neighbours", "doctor", "web", "sweep", "remote", "config", *LEAVES}
 
 
 def part_of(module: str) -> str:

@@ -23,14 +23,32 @@ VERBS = {
     "eval": "Evaluate a run on its eval sets.",
     "sample": "Make samples from a run.",
     "play": "Walk in a learned world.",
-    "ls": "List runs.",
+    "ls": "List runs: filter, sort, group over seeds, or as a tree.",
     "show": "Show one run: what it was, what happened, what to look at.",
+    "diff": "Say what differs between two runs, and whether that was one change.",
+    "ab": "Try one change with paired seeds, or judge runs that exist.",
+    "note": "Write a dated note beside a run.",
+    "verdict": "Say what became of a run's hypothesis.",
+    "report": "Write the page of a run, or of an experiment.",
     "doctor": "Say why a run is sick, with evidence and what to try.",
     "replay": "Run one step again: find where a NaN came from.",
+    "metrics": "Write a run's metrics as CSV, JSON or Parquet.",
+    "sql": "Ask all runs a question in SQL.",
     "export": "Write a run's model for other programs.",
+    "import": "Bring in runs of wandb, TensorBoard or trackio.",
+    "mirror": "Show a run in wandb or TensorBoard.",
+    "tag": "Put tags on runs, or take them off.",
+    "pin": "Keep a checkpoint for good.",
+    "mv": "Rename an experiment, or move runs to another.",
+    "rm": "Put runs into the trash, or take them out again.",
+    "gc": "Empty the trash, and clear what no run needs.",
+    "du": "Say how much disk each run takes.",
     "config": "Print the keys of a recipe with their values, sources and meaning.",
     "recipes": "List the recipes and their presets.",
 }
+
+
+_FILES = {"import": "import_"}  # a word that Python keeps for itself
 
 
 class Verbs(click.Group):
@@ -42,7 +60,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"rung.cli.{name}").command
+        command: click.Command = importlib.import_module(f"rung.cli.{_FILES.get(name, name)}").command
         return command
 
     def resolve_command(

@@ -115,6 +115,7 @@ class WorkingTree:
             "kind": "git",
             "ref": self._make_ref(ref, commit),
             "commit": commit,
+            "tree": tree,  # equal trees are equal code, also where the repository is not at hand
             "head": head,
             "dirty": bool(changed),
             "changed": changed[:_NUM_LISTED],

@@ -87,6 +87,18 @@ class Run:
     def data(self) -> dict[str, Any]:
         return self._json("data.json")
 
+    def definitions(self) -> dict[str, Any]:
+        """Metric, or the part of its name before a slash -> what it counts: eval set, mask, reduction."""
+        return self._json("definitions.json")
+
+    def initial_weights(self) -> dict[str, Any]:
+        """Name of each parameter -> shape and checksum before the first update; empty where nobody noted them."""
+        return self._json("init.json")
+
+    def notes(self) -> list[dict[str, Any]]:
+        """text and unix_s of what people wrote beside the run, oldest first."""
+        return list(self.events("note"))
+
     def environment(self) -> dict[str, Any]:
         """Of the last attempt."""
         parts = self.document.get("segments") or [{}]

@@ -16,10 +16,11 @@ import platform
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rung import __version__
 from rung.errors import RunError
@@ -37,6 +38,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COUNTER = ".last"
 
 
+class Follower(Protocol):
+    """Who is told what a run records, right after it was written. Must neither raise nor wait."""
+
+    def row(self, step: int, values: Mapping[str, Number]) -> None: ...
+    def event(self, event: Mapping[str, Any]) -> None: ...
+    def finish(self, status: str) -> None: ...
+
+
 class Record:
     """An open run. `create` starts one, `reopen` continues one; `finish` ends it."""
 
@@ -52,6 +61,7 @@ class Record:
         self._heartbeat = path / HEARTBEAT
         self._has_rows = False
         self._next_beat = 0.0
+        self._followers: list[Follower] = []
         self.beat()
 
     @classmethod
@@ -68,6 +78,7 @@ class Record:
         sources: Mapping[str, str],
         derived: Mapping[str, Any],
         data: Mapping[str, Any],
+        definitions: Mapping[str, Any] = {},
         parent: str | None = None,
         why: str | None = None,
         tags: Sequence[str] = (),
@@ -76,7 +87,9 @@ class Record:
     ) -> Record:
         """Claims the next number and writes all that is known before step 0.
 
-        The code below `code_root` is kept with the run; without it none is, and run.json says so.
+        The code below `code_root` is kept with the run; without it none is, and run.json says so. `definitions` say
+        what a metric counts ("eval/full_val": mask, ignored ids, reduction, eval set): two runs whose definitions of a
+        metric differ cannot be compared by it.
         """
         check_name(experiment)
         with _claimed(root, experiment) as path:
@@ -84,11 +97,13 @@ class Record:
             write_whole(path / "config.yaml", _yaml(config))
             write_json(path / "config.sources.json", sources)
             write_json(path / "data.json", data)
+            write_json(path / "definitions.json", definitions)
             write_json(path / "env.json", environment(device))
             code = _code(path, f"{experiment}/{number}", root, code_root)
             process, now = this_process(), utc_now()
             document = {
                 "schema": SCHEMA,
+                "uid": uuid.uuid4().hex,  # the same wherever the folder is copied or moved to
                 "id": f"{experiment}/{number}",
                 "experiment": experiment,
                 "number": number,
@@ -159,6 +174,8 @@ class Record:
             self._has_rows = True
             self._note_first(step)
         self.beat()
+        for follower in self._followers:
+            follower.row(step, values)
 
     def table(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
         """Numbers per layer at a step; see tables.py."""
@@ -166,8 +183,14 @@ class Record:
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """One line of events.ndjson: an eval, a save, a skip, a finding, a sample, a note."""
-        head: dict[str, Any] = {"kind": kind, "step": step, "unix_s": time.time(), "segment": self.segment}
-        self._events.append(to_json({**head, **fields}) + b"\n")
+        event: dict[str, Any] = {"kind": kind, "step": step, "unix_s": time.time(), "segment": self.segment, **fields}
+        self._events.append(to_json(event) + b"\n")
+        for follower in self._followers:
+            follower.event(event)
+
+    def follow(self, follower: Follower) -> None:
+        """From now on `follower` is told of each row and event."""
+        self._followers.append(follower)
 
     def update(self, **fields: Any) -> None:
         """Replaces fields of run.json; all other fields stay, whoever wrote them."""
@@ -193,6 +216,8 @@ class Record:
         self.event("end", step=self.last_step, status=status)
         self.update(**{"status": status, "ended": utc_now(), "last_step": self.last_step, **fields})
         self.close()
+        for follower in self._followers:
+            follower.finish(status)
 
     def close(self) -> None:
         """Lets go of the files without a word about the end; a run left like this is shown as vanished."""
@@ -234,6 +259,15 @@ class Record:
     def _tell_of(self, code: Mapping[str, Any] | None) -> None:
         if code and code.get("warning"):
             self.event("warning", text=f"code snapshot: {code['warning']}")
+
+
+def append_event(path: Path, kind: str, **fields: Any) -> None:
+    """An event from somebody who is not the run's process: a note, a verdict. One write, so it may still be running."""
+    file = LineFile(path / "events.ndjson")
+    try:
+        file.append(to_json({"kind": kind, "step": None, "unix_s": time.time(), **fields}) + b"\n")
+    finally:
+        file.close()
 
 
 def amend(path: Path, **fields: Any) -> dict[str, Any]:
