@@ -205,6 +205,7 @@ class Stream:
     num_rows: int  # rows in one epoch
     targets_per_row: float = 1.0  # targets in a row, on average over the epoch; turns budgets in tokens into steps
     baselines: Mapping[str, float] = {}  # losses of trivial models on this very set, to print beside ours
+    about: Mapping[str, Any] = {}  # source, split, tokenizer, ...: what a person calls the parts of the fingerprint
 
     def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
         """The rows at [position, position + num_rows): here, each row once per epoch in a seeded order."""
@@ -258,6 +259,14 @@ class Recipe:
     def inputs(self) -> Sequence[Input]:
         """What can be taken away from the model, to see whether it was used."""
         return ()
+
+    def definition(self) -> Mapping[str, Any]:
+        """What the loss and the metrics count: which loss, mask, ignored ids; plain values.
+
+        Two runs whose definitions differ get no verdict, whatever their figures are. The engine adds the eval set and
+        how sums are divided.
+        """
+        return {}
 
     def identity(self) -> Mapping[str, Any]:
         """What a checkpoint's weights mean: vocabulary, tokenizer, normalisation. Must be equal to load one."""

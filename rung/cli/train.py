@@ -86,6 +86,7 @@ def train(
     checks: bool = True,
 ) -> None:
     from rung.engine.build import build
+    from rung.engine.initial import checksums
     from rung.runs.record import Record
 
     is_training = not resolved.config.values["eval_only"]
@@ -109,6 +110,8 @@ def train(
             sources=resolved.config.sources,
             derived=setup.derived,
             data=setup.data,
+            definitions=setup.definitions(),
+            initial_weights=checksums(setup.state.model),
             parent=parent,
             why=why,
             tags=tags,

@@ -6,6 +6,7 @@ own keys are never rewritten.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -32,6 +33,7 @@ from rung.engine.schedule import Schedule
 from rung.engine.state import State
 from rung.engine.step import Stepper, Trained, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
+from rung.files import sha256
 from rung.recipe import Batch, Draw, Objective, Recipe, Sample, Stream, key_of
 from rung.runs.query import open_run
 
@@ -69,6 +71,16 @@ class Setup:
         except (TypeError, ValueError) as error:
             raise RecipeError(f"identity() must be plain text, numbers and lists ({error})") from None
         return plain
+
+    def definitions(self) -> dict[str, Any]:
+        """What each eval counts: what a verdict needs to be the same in both runs."""
+        said, found = dict(self.recipe.definition()), {}
+        for name, stream in self.evaluator.streams.items():
+            rows = self.evaluator.rows(stream)
+            rows_hash = hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
+            which = {"eval set": stream.fingerprint, "rows": len(rows), "rows_hash": rows_hash}
+            found[f"eval/{name}"] = {**said, **which, "reduction": "sum over targets / number of targets"}
+        return found
 
     def feed(self) -> Feed:
         progress = self.state.progress
@@ -294,6 +306,7 @@ def _init_weights(setup: Setup, runs_root: Path) -> None:
     saved = checkpoint.load(path)
     checkpoint.check_identity(saved, setup.identity)
     checkpoint.load_weights(setup.state.model, saved.weights, path)
+    setup.derived["weights_from"] = {"step": saved.step, "manifest": sha256(path / "manifest.json")}
     setup.chosen.append(f"weights from {path} (step {saved.step})")
 
 
@@ -366,6 +379,11 @@ def _explain(setup: Setup, why_device: str) -> None:
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen.append(f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps")
     setup.data |= {
-        name: {"fingerprint": s.fingerprint, "rows": s.num_rows, "baselines": dict(s.baselines)}
+        name: {
+            "fingerprint": s.fingerprint,
+            "rows": s.num_rows,
+            "baselines": dict(s.baselines),
+            "about": dict(s.about),
+        }  # fmt: skip
         for name, s in setup.streams.items()
     }

@@ -68,6 +68,19 @@ def initialise(model: nn.Module, scheme: str, num_layers: int, seed: int) -> Non
                 nn.init.zeros_(module.bias)
 
 
+def reset_by_name(model: nn.Module, seed: int) -> None:
+    """Calls each module's own `reset_parameters` with random numbers that belong to its name, parts before wholes.
+
+    For models of plain torch modules. A module that wants something else of its parts has a `reset_parameters` too,
+    which comes after theirs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        for name, module in reversed(list(model.named_modules())):
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                torch.manual_seed(key_of(seed, name))
+                reset()
+
+
 def std_of(scheme: str, role: str, fan_in: int, fan_out: int, num_layers: int) -> float:
     """The standard deviation of one part of a kernel."""
     if role == "head":

@@ -79,6 +79,7 @@ class Record:
         derived: Mapping[str, Any],
         data: Mapping[str, Any],
         definitions: Mapping[str, Any] = {},
+        initial_weights: Mapping[str, Any] | None = None,
         parent: str | None = None,
         why: str | None = None,
         tags: Sequence[str] = (),
@@ -89,7 +90,7 @@ class Record:
 
         The code below `code_root` is kept with the run; without it none is, and run.json says so. `definitions` say
         what a metric counts ("eval/full_val": mask, ignored ids, reduction, eval set): two runs whose definitions of a
-        metric differ cannot be compared by it.
+        metric differ cannot be compared by it. `initial_weights` are checksums by parameter name.
         """
         check_name(experiment)
         with _claimed(root, experiment) as path:
@@ -98,6 +99,8 @@ class Record:
             write_json(path / "config.sources.json", sources)
             write_json(path / "data.json", data)
             write_json(path / "definitions.json", definitions)
+            if initial_weights is not None:
+                write_json(path / "init.json", initial_weights)
             write_json(path / "env.json", environment(device))
             code = _code(path, f"{experiment}/{number}", root, code_root)
             process, now = this_process(), utc_now()

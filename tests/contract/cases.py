@@ -34,6 +34,7 @@ class Case:
     overfit: tuple[str, ...] = ()
     overfit_below: float = 0.0  # the loss that eight memorised rows must reach
     calm: tuple[str, ...] = ()  # what switches dropout off, whose mask is drawn per micro
+    deeper: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # two models, the second with parts more
 
     def setup(self, *more: str, root: Path = Path("runs")) -> Setup:
         return build(self.config(*more), self.recipe_class, root)
@@ -52,8 +53,10 @@ def piano(data: Path) -> Case:
         "sampling.num_tokens=40 model.dropout=0.1"
     )
     return Case(
-        "piano", Piano, tuple(words.split()), ("lr.learning_rate=1e-2", "model.dropout=0"), 0.5, ("model.dropout=0",)
-    )
+        "piano", Piano, tuple(words.split()), ("lr.learning_rate=1e-2", "model.dropout=0"), 0.5, ("model.dropout=0",),
+        # (the other schemes divide by the number of layers)
+        (("model.init=xavier",), ("model.init=xavier", "model.n_layer=3")),
+    )  # fmt: skip
 
 
 def world(data: Path) -> Case:
@@ -67,7 +70,7 @@ def world(data: Path) -> Case:
         "evaluation.horizon=4 evaluation.num_rollouts=7 sampling.num_frames=3 sampling.num_rows=2"
     )
     overfit = ("lr.learning_rate=1e-2", "adversarial.weight=0", "context.noise=0", "stage=open_loop")
-    return Case("world", World, tuple(words.split()), overfit, 0.04)
+    return Case("world", World, tuple(words.split()), overfit, 0.04, deeper=((), ("model.depth=2",)))
 
 
 def toy(data: Path) -> Case:

@@ -18,6 +18,7 @@ from rung.data.prefetch import Cut, Feed
 from rung.engine.build import Setup, restore
 from rung.engine.checkpoint import Checkpoints
 from rung.engine.clock import Clock
+from rung.engine.initial import checksums
 from rung.engine.loop import Keeper, fit
 from rung.engine.state import set_training
 from rung.recipe import Draw
@@ -105,6 +106,29 @@ def test_overfits_eight_rows(case: Case) -> None:
         if loss < case.overfit_below:
             break
     assert loss < case.overfit_below
+
+
+def test_weights_begin_by_name(case: Case) -> None:
+    """Or the two arms of a comparison begin elsewhere, and what is compared is luck."""
+    if case.deeper is None:
+        pytest.skip("its models have the same parts whatever is set")
+    shallow, deep = (checksums(case.setup(*words).state.model) for words in case.deeper)
+    assert len(deep) > len(shallow)
+    shared = [name for name in shallow if name in deep and deep[name][0] == shallow[name][0]]
+    assert len(shared) > 0.9 * len(shallow)
+    assert {name for name in shared if deep[name] != shallow[name]} == set()
+    other = checksums(case.setup(*case.deeper[0], "seed=2").state.model)
+    assert any(other[name] != shallow[name] for name in shallow), "a checksum that cannot differ proves nothing"
+
+
+def test_says_what_its_evals_count(case: Case) -> None:
+    setup = case.setup()
+    definitions = setup.definitions()
+    assert list(definitions) == [f"eval/{name}" for name in setup.evaluator.streams]
+    fewer = case.setup("eval_iters=1", "data.batch_size=2").definitions()
+    assert all(fewer[name]["rows_hash"] != definitions[name]["rows_hash"] for name in definitions)
+    if case.name in CATALOG:
+        assert all({"loss", "mask", "eval set", "reduction"} <= set(one) for one in definitions.values())
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (1, 8), (3, 8)])

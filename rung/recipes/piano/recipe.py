@@ -46,6 +46,7 @@ class Piano(Recipe):
         for name, split in SPLITS.items():
             windows = Windows(store, split, self.cfg.data.context_size, PAD)
             windows.baselines = {"unigram": unigram_of(store, split)}
+            windows.about = {"source": store.info.get("source"), "split": split, "tokenizer": self.tokenizer.hash}
             streams[name] = windows
         return streams
 
@@ -88,6 +89,9 @@ class Piano(Recipe):
 
     def inputs(self) -> Sequence[Input]:
         return [Input("context", ["tokens"], "permute")]
+
+    def definition(self) -> Mapping[str, Any]:
+        return {"loss": "cross entropy in nats", "mask": self.cfg.loss_masking, "ignored_ids": [PAD]}
 
     def identity(self) -> Mapping[str, Any]:
         return {"vocab_size": VOCAB_SIZE, "tokenizer": self.tokenizer.hash}

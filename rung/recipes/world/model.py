@@ -55,6 +55,9 @@ class Cell(nn.Module):
         self.steer = nn.Linear(EMBEDDING, 2 * channels)
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         nn.init.zeros_(self.second.weight)  # every cell begins as the identity, so depth costs no stability
         nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
 
@@ -72,7 +75,12 @@ class Place(nn.Module):
         self.mix = nn.Linear(EMBEDDING, MAPS)
         y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
         known = torch.stack([torch.ones_like(x), x, y, x * y, x * x, y * y])  # what a camera motion is made of
-        self.map = nn.Parameter(torch.cat([known, torch.randn(MAPS - len(known), height, width) * 0.1]))
+        self.num_known = len(known)
+        self.map = nn.Parameter(torch.cat([known, torch.empty(MAPS - len(known), height, width)]))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.map[self.num_known :], std=0.1)
 
     def forward(self, e_BE: Tensor) -> Tensor:
         return self.mix(e_BE)[:, :, None, None] * self.map
@@ -136,7 +144,10 @@ class Generator(nn.Module):
             self.down.append(nn.Conv2d(channels[i] * ratio**2, channels[i + 1], 1))
             self.up.append(nn.Conv2d(channels[i + 1], channels[i] * ratio**2, 1))
         self.head = nn.Conv2d(channels[0], (6 if warp else 3) * self._packed[0] ** 2, 3, padding=1)
-        _begin_as_a_copy(self.head, warp, self._packed[0] ** 2)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _begin_as_a_copy(self.head, self.warp, self._packed[0] ** 2)
 
     @property
     def noise_size(self) -> int:

@@ -86,6 +86,7 @@ class World(Recipe):
     def model(self) -> nn.Module:
         import torch
 
+        from rung.nn.init import reset_by_name
         from rung.recipes.world import model as nets
         from rung.recipes.world.memory import shrink, to_signal
         from rung.recipes.world.stream import divisor_of
@@ -97,7 +98,9 @@ class World(Recipe):
         standard = nets.Standard(info["statistics"]["mean"], info["statistics"]["std"])
         mean_frame = torch.tensor(self.store.arrays["mean_frame"][0])
         mean_frame = to_signal(shrink(mean_frame, divisor_of(self.store, self.scales)))
-        return nets.World(generator, discriminator, standard, mean_frame)
+        world = nets.World(generator, discriminator, standard, mean_frame)
+        reset_by_name(world, self.seed)
+        return world
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         from rung.recipes.world.losses import DiscriminatorLoss, GeneratorLoss
@@ -146,6 +149,9 @@ class World(Recipe):
             intent: (names.index(channel), float(sign), float(brisk[names.index(channel)]))
             for intent, (channel, sign) in info["intents"].items()
         }
+
+    def definition(self) -> Mapping[str, Any]:
+        return {"loss": "L1 of the next frame, colours in [-1, 1]", "mask": "none"}
 
     def identity(self) -> Mapping[str, Any]:
         return {"controls": self.store.info["controls"], "memory": self.cfg.model.memory}
