@@ -384,6 +384,6 @@ def _explain(setup: Setup, why_device: str) -> None:
             "rows": s.num_rows,
             "baselines": dict(s.baselines),
             "about": dict(s.about),
-        }  # fmt: skip
+        }
         for name, s in setup.streams.items()
     }
