@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rung.cli.resolve import Resolved, resolve, run_layer, runs_option
+from rung.cli.train import follow, mirror_option, open_mirrors, require_mirrors
 from rung.config import differences, parse_overrides
 from rung.errors import ConfigError, RunError
 
@@ -34,8 +35,9 @@ CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to go on from; default: the last one.")
+@mirror_option
 @runs_option
-def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -> None:
+def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str, ...], runs_root: Path) -> None:
     """Go on with RUN from its last save, as if it had never stopped.
 
     The config is the run's own. Only what does not change what is learned can be given anew: where it runs, how often
@@ -47,12 +49,12 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
       rung resume piano/7 --at 1000
       rung resume piano/7 data.batch_size=8 optimizer.gradient_accumulation_steps=4
     """
-    from rung.cli.train import follow
     from rung.engine.build import build, restore
     from rung.engine.checkpoint import Checkpoints
     from rung.runs.query import open_run
     from rung.runs.record import Record
 
+    require_mirrors(mirrors)
     found = open_run(run, runs_root)
     if found.status == "running":  # asked first: its saves come and go while we look
         raise RunError(f"{found.id} is still {found.status_text}; stop it first, or start a new run")
@@ -81,7 +83,8 @@ def command(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -
     lines = [f"{found.id} goes on at step {step}", *setup.chosen]
     if aside:
         lines.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
-    follow(setup, record, "\n  ".join(lines))
+    opened = open_mirrors(record, mirrors) if record is not None else []
+    follow(setup, record, "\n  ".join([*lines, *(mirror.words() for mirror in opened)]), opened)
 
 
 def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,28 @@ if TYPE_CHECKING:
 
     from rung.doctor.preflight.result import Result
     from rung.engine.build import Setup
+    from rung.neighbours.mirror import Mirror
     from rung.runs.record import Record
+
+mirror_option = click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    type=click.Choice(["wandb", "tensorboard"]),
+    help="Also write it for this tracker, offline; may be repeated.",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a run is entered in the book: where, after which run, and what for."""
+
+    experiment: str
+    parent: str | None = None
+    why: str | None = None
+    tags: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    before: dict[str, Any] | None = None  # the parent's config
 
 
 @click.command(short_help="Train a recipe.")
@@ -33,6 +55,7 @@ if TYPE_CHECKING:
 @click.option(
     "--check/--no-check", "checks", default=True, help="Look for mistakes before step 0, as `rung check` does."
 )
+@mirror_option
 @runs_option
 def command(
     recipe: str | None,
@@ -43,6 +66,7 @@ def command(
     experiment: str | None,
     tags: tuple[str, ...],
     checks: bool,
+    mirrors: tuple[str, ...],
     runs_root: Path,
 ) -> None:
     """Train RECIPE and record everything about it under runs/.
@@ -56,6 +80,7 @@ def command(
       rung train --from piano/6 optimizer.grad_clip=0.5 --why "norm sits at 1.0 from step 300"
       rung train piano init_from=piano/6 lr.learning_rate=1e-4
       rung train piano eval_only=true init_from=piano/6
+      rung train piano --mirror tensorboard
       torchrun --nproc-per-node 2 -m rung train piano
     """
     from rung.runs.query import open_run
@@ -71,24 +96,16 @@ def command(
     if recipe is None:
         raise UserError("which recipe? (`rung recipes` lists them), or --from RUN")
     resolved = resolve(recipe, words, files, base)
-    train(recipe, resolved, runs_root, experiment or short_name(recipe), parent, why, tags, before, checks)
+    entry = Entry(experiment or short_name(recipe), parent, why, tags, mirrors, before)
+    train(recipe, resolved, runs_root, entry, checks)
 
 
-def train(
-    recipe: str,
-    resolved: Resolved,
-    runs_root: Path,
-    experiment: str,
-    parent: str | None,
-    why: str | None,
-    tags: tuple[str, ...],
-    before: dict[str, Any] | None,
-    checks: bool = True,
-) -> None:
+def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks: bool = True) -> None:
     from rung.engine.build import build
     from rung.engine.initial import checksums
     from rung.runs.record import Record
 
+    require_mirrors(entry.mirrors)
     is_training = not resolved.config.values["eval_only"]
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
     if setup.cfg.eval_only:
@@ -101,7 +118,7 @@ def train(
     if setup.world.is_first:
         record = Record.create(
             runs_root,
-            experiment,
+            entry.experiment,
             recipe=recipe,
             preset=resolved.preset,
             command=sys.argv,
@@ -112,9 +129,9 @@ def train(
             data=setup.data,
             definitions=setup.definitions(),
             initial_weights=checksums(setup.state.model),
-            parent=parent,
-            why=why,
-            tags=tags,
+            parent=entry.parent,
+            why=entry.why,
+            tags=entry.tags,
             code_root=Path.cwd(),
         )
     if record is None:
@@ -122,8 +139,33 @@ def train(
         return
     if looked:
         record.event("check", results=[result._asdict() for result in looked])
-    words = header(record.id, resolved, setup, parent, why, before)
-    follow(setup, record, "\n  ".join([words, *_told(looked)]))
+    words = header(record.id, resolved, setup, entry)
+    mirrors = open_mirrors(record, entry.mirrors)
+    follow(setup, record, "\n  ".join([words, *_told(looked), *(mirror.words() for mirror in mirrors)]), mirrors)
+
+
+def require_mirrors(kinds: Sequence[str]) -> None:
+    """Asked before a run begins: a package that is missing must not cost one."""
+    if kinds:
+        from rung.neighbours.mirror import require
+
+        for kind in kinds:
+            require(kind)
+
+
+def open_mirrors(record: Record, kinds: Sequence[str]) -> list[Mirror]:
+    """Other trackers that are told of each row from now on."""
+    if not kinds:
+        return []
+    from rung.neighbours.mirror import open_mirror
+    from rung.runs.query import Run
+    from rung.runs.record import read_document
+
+    run = Run(record.path, read_document(record.path))
+    mirrors = [open_mirror(kind, record.path, run.document, run.config()) for kind in dict.fromkeys(kinds)]
+    for mirror in mirrors:
+        record.follow(mirror)
+    return mirrors
 
 
 def check_before(setup: Setup, recipe: str) -> list[Result]:
@@ -151,24 +193,22 @@ def _told(results: Sequence[Result]) -> list[str]:
     return [line, *(f"warning: {one.name}: {one.seen}; {one.remedy}" for one in warned)] if results else []
 
 
-def header(
-    run_id: str, resolved: Resolved, setup: Setup, parent: str | None, why: str | None, before: dict[str, Any] | None
-) -> str:
+def header(run_id: str, resolved: Resolved, setup: Setup, entry: Entry) -> str:
     """Everything that was chosen for the user, with the reason."""
     from rung.units import count
 
     preset = f"  {resolved.preset}" if resolved.preset else ""
     lines = [f"{run_id}{preset}  {count(setup.derived['parameters'])} parameters"]
-    if before is not None:
-        changed = differences(before, resolved.config.tree())
+    if entry.before is not None:
+        changed = differences(entry.before, resolved.config.tree())
         what = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items()) or "nothing in the config"
-        lines.append(f"from {parent}: {what}")
-    if why:
-        lines.append(f'why: "{" ".join(why.split())}"')
+        lines.append(f"from {entry.parent}: {what}")
+    if entry.why:
+        lines.append(f'why: "{" ".join(entry.why.split())}"')
     return "\n  ".join(lines + setup.chosen)
 
 
-def follow(setup: Setup, record: Record | None, first_words: str) -> None:
+def follow(setup: Setup, record: Record | None, first_words: str, mirrors: Sequence[Mirror] = ()) -> None:
     """Trains with a display and ends the record with what became of it."""
     from rung.cli.progress import PlainDisplay, Silent, make_display
     from rung.doctor.live import watch_of
@@ -209,7 +249,7 @@ def follow(setup: Setup, record: Record | None, first_words: str) -> None:
                 if not is_failing:
                     raise
     if record is not None:
-        show.say(closing(setup, record, outcome))
+        show.say("\n".join([closing(setup, record, outcome), *(mirror.words() for mirror in mirrors)]))
     if not setup.world.is_first:  # or whoever started the ranks would end the first one, which has more to write
         return
     if outcome.status == "diverged":

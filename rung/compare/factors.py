@@ -6,42 +6,229 @@ edit in a file is what people forget, so it spoils a comparison unless it is dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from rung.compare.code import CodeDiff
+from rung.compare import conditions
+from rung.compare.code import Changed, CodeDiff
+from rung.compare.code import diff as code_diff
+from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference, part_of
+from rung.errors import RunError
+from rung.runs.files import to_json
 from rung.runs.query import Run
 
-PARTS = ("config", "code", "data", "environment", "seed", "budget", "metric", "pairing")
-# What a difference means for a verdict:
-#   factor   what was changed on purpose, a candidate for "the one change": a config key that somebody set
-#   hidden   a difference nobody declared: code, data, packages, another horizon; spoils a verdict unless allowed
-#   metric   the metric itself means something else: the figures cannot be compared at all
-#   follows  a consequence of a factor, as a key derived from another
-#   note     shown, and harmless: the host, where files lie, how often it was logged
-WEIGHTS = ("factor", "hidden", "metric", "follows", "note")
+__all__ = ["ABSENT", "PARTS", "WEIGHTS", "Comparison", "Difference", "Strictness", "compare", "strictness"]
+
+# Keys that change where and how a run is computed and shown, not what it learns: those that `rung resume` takes anew,
+# without precision, compilation and guard, which can change results.
+NO_LEARNING = (
+    "system.device", "system.data_workers", "system.threads", "ddp.", "logging.", "signals.", "checkpoint.",
+    "sample_interval", "sampling.", "eval_interval",
+)  # fmt: skip
+_DOCUMENTS = (".md", ".rst")
+_DOCUMENT_NAMES = ("LICENSE", ".gitignore")
+_NUM_TOLD = 4
 
 
-class Difference(NamedTuple):
-    part: str  # one of PARTS
-    name: str  # optimizer.grad_clip; model.py; torch; train
-    before: Any
-    after: Any
-    weight: str  # one of WEIGHTS
-    detail: str = ""  # in words, where the two values do not say enough
-    source_before: str = ""  # who set it: default, preset tiny, command line
-    source_after: str = ""
+def compare(a: Run, b: Run) -> Comparison:
+    """Everything that differs from `a` to `b`; raises RunError where a file of a run is damaged."""
+    code = code_diff(a, b)
+    same: list[str] = []
+    of_code = list(_code(a, b, code, same))
+    config = list(_config(a, b, is_other_code=any(d.weight == "hidden" for d in of_code)))
+    keys = [d.name for d in config if d.weight == "factor"]
+    data = list(conditions.data(a, b, keys, same))
+    is_same_data = not any(d.weight in ("hidden", "follows") for d in data)
+    differences = [
+        *config,
+        *of_code,
+        *data,
+        *conditions.environment(a, b, keys, same),
+        *_seed(a, b, same),
+        *conditions.budget(a, b, same),
+        *conditions.metric(a, b, same),
+        *conditions.pairing(a, b, keys, is_same_data, same),
+    ]
+    return Comparison(a, b, differences, code, same, _standing(a, b))
 
 
-@dataclass
-class Comparison:
-    """Two runs side by side. `code` holds the patch; `same` what was looked at and found equal, in words."""
+def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
+    was, now = (dict(_leaves(_tree(run))) for run in (a, b))
+    sources = (a.sources(), b.sources())
+    names = [name for name in dict.fromkeys([*was, *now]) if not _is_equal(name, was, now)]
+    if a.document.get("recipe") != b.document.get("recipe"):
+        yield Difference("config", "recipe", a.document.get("recipe"), b.document.get("recipe"), "factor")
+    is_plateau = "plateau" in (was.get("lr.schedule"), now.get("lr.schedule"))
+    for name in names:
+        if name == "seed" and a.document.get("seed") != b.document.get("seed"):
+            continue  # told as the seed
+        said = [str(sources[i].get(name, "")) if name in tree else ABSENT for i, tree in enumerate((was, now))]
+        weight, detail = _weight(name, said, names, is_other_code, is_plateau)
+        yield Difference("config", name, was.get(name), now.get(name), weight, detail, said[0], said[1])
 
-    a: Run
-    b: Run
-    differences: list[Difference]
-    code: CodeDiff
-    same: list[str] = field(default_factory=list)
 
-    def of(self, *weights: str) -> list[Difference]:
-        return [difference for difference in self.differences if difference.weight in weights]
+def _weight(
+    name: str, sources: Sequence[str], names: Collection[str], is_other_code: bool, is_plateau: bool
+) -> tuple[str, str]:
+    """What a key that differs means, with a word on why."""
+    origins = {source.partition(": from ")[2] for source in sources}
+    if len(origins) == 1 and (origin := origins.pop()) in names:
+        return "follows", f"follows from {origin}"
+    if set(sources) == {ABSENT, "default"} and is_other_code:
+        return "follows", "a key that came or went with the code"
+    if name == "eval_iters":
+        return "metric", "evals see other rows"
+    if name.startswith(NO_LEARNING) and not (name == "eval_interval" and is_plateau):
+        return "note", ""
+    return "factor", ""
+
+
+def _tree(run: Run) -> Mapping[str, Any]:
+    tree = run.config()
+    if not isinstance(tree, dict):
+        raise RunError(f"{run.path / 'config.yaml'} is damaged: it holds no keys.")
+    return tree
+
+
+def _is_equal(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    if name not in was or name not in now or isinstance(was[name], bool) != isinstance(now[name], bool):
+        return False
+    return bool(was[name] == now[name]) or to_json(was[name]) == to_json(now[name])  # NaN is equal to NaN here
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _code(a: Run, b: Run, code: CodeDiff, same: list[str]) -> Iterator[Difference]:
+    if code.problem:
+        yield Difference("code", "code", _name(a), _name(b), "hidden", f"unknown: {code.problem}")
+    elif not code.files:
+        same.append(f"code ({_name(a)})")
+    for file in code.files:
+        yield Difference("code", file.path, file.removed, file.added, _weight_of_file(file), lines_of(file))
+    for one in code.resumed:
+        is_harmless = not one.problem and all(_weight_of_file(file) == "note" for file in one.files)
+        what = one.problem or ", ".join(file.path for file in one.files)
+        detail = f"{one.run_id} went on at step {one.step} with other code: {what}"
+        yield Difference("code", f"resume of {one.run_id}", None, None, "note" if is_harmless else "hidden", detail)
+
+
+def lines_of(file: Changed) -> str:
+    """+3 -1, or what else there is to say of a file that differs."""
+    count = "binary" if file.added is None else f"+{file.added} -{file.removed}"
+    return {"A": f"new, {count}", "D": f"gone, {count}"}.get(file.status, count)
+
+
+def _weight_of_file(file: Changed) -> str:
+    path = PurePosixPath(file.path)
+    is_document = path.suffix.lower() in _DOCUMENTS or path.name in _DOCUMENT_NAMES
+    return "note" if is_document else "hidden"
+
+
+def _name(run: Run) -> str | None:
+    code = part_of(run, "code")
+    return next((str(code[key])[:12] for key in ("commit", "sha256") if code.get(key)), None)
+
+
+def _seed(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
+    before, after = a.document.get("seed"), b.document.get("seed")
+    if before != after:
+        yield Difference("seed", "seed", before, after, "hidden")
+    else:
+        same.append(f"seed ({before})")
+
+
+def _standing(a: Run, b: Run) -> list[str]:
+    """What to know of a run before its figures are read."""
+    notes = []
+    if a.path == b.path or (a.document.get("uid") and a.document.get("uid") == b.document.get("uid")):
+        notes.append(f"both are the same run, {a.id}")
+    for run in (a, b):
+        step, planned = run.step, part_of(run, "derived").get("num_steps")
+        if run.status != "finished":
+            notes.append(f"{run.id} is {run.status_text}, at step {'none' if step is None else step}")
+        if isinstance(planned, int | float) and run.status != "running" and (step is None or step < planned):
+            notes.append(f"{run.id} did {step or 0} of {planned:g} planned steps")
+    return notes
+
+
+class Strictness(NamedTuple):
+    """Whether a comparison is of one change. `confounders` are all that stand in the way, several factors included."""
+
+    is_strict: bool
+    factor: Difference | None
+    confounders: list[Difference]
+    allowed: list[Difference]
+    words: str
+
+
+def strictness(comparison: Comparison, allowed: Collection[str] = (), declared: str | None = None) -> Strictness:
+    """Strict: exactly one factor, and nothing hidden and no other metric beyond what is `allowed`.
+
+    `allowed` names parts ("seed", "environment") or differences ("packages", "optimizer.beta2"). `declared` makes a
+    part ("code") or a difference ("torch") the one factor.
+    """
+    weighty = comparison.of("factor", "hidden", "metric")
+    meant = [d for d in weighty if declared is not None and declared in (d.part, d.name)]
+    forgiven = [d for d in weighty if d not in meant and (d.part in allowed or d.name in allowed)]
+    rest = [d for d in weighty if d not in meant and d not in forgiven]
+    factors = [*([_one(meant, str(declared))] if meant else []), *(d for d in rest if d.weight == "factor")]
+    hidden = [d for d in rest if d.weight != "factor"]
+    factor = factors[0] if len(factors) == 1 else None
+    confounders = [*(factors if factor is None else []), *hidden]
+    if declared is not None and not meant:
+        words = f"not a strict A/B: {declared} was declared as the change, and does not differ"
+        return Strictness(False, None, [*factors, *hidden], forgiven, words)
+    is_strict = factor is not None and not hidden
+    return Strictness(is_strict, factor, confounders, forgiven, _words(factors, hidden, forgiven))
+
+
+def _one(differences: Sequence[Difference], declared: str) -> Difference:
+    """Several differences of a part that was declared as the change, as one."""
+    if len(differences) == 1:
+        return differences[0]._replace(weight="factor")
+    names = ", ".join(d.name for d in differences)
+    return Difference(differences[0].part, declared, None, None, "factor", names)
+
+
+def _words(factors: Sequence[Difference], hidden: Sequence[Difference], forgiven: Sequence[Difference]) -> str:
+    besides = f" (allowed: {_listed(forgiven)})" if forgiven else ""
+    if len(factors) == 1 and not hidden:
+        return f"strict A/B: {change_of(factors[0])}{besides}"
+    if not factors and not hidden:
+        return f"not an A/B: nothing that matters differs{besides}"
+    if not factors and all(d.part == "seed" for d in hidden):
+        return f"not an A/B: a repeat with another seed{besides}"
+    counts = []
+    if len(factors) != 1:
+        counts.append("no factor" if not factors else f"{len(factors)} factors ({_listed(factors)})")
+    if hidden:
+        num = len({d.name if d.part != "code" else "code" for d in hidden})
+        counts.append(f"{num} confounder{'s' if num != 1 else ''} ({_listed(hidden)})")
+    beside = f" beside {change_of(factors[0])}" if len(factors) == 1 else ""
+    return f"not a strict A/B: {', '.join(counts)}{beside}{besides}"
+
+
+def change_of(difference: Difference) -> str:
+    """optimizer.grad_clip 1.0 -> 0.5; for code the files."""
+    if difference.part == "code" or (difference.before is None and difference.after is None):
+        return f"{difference.name} ({difference.detail})" if difference.detail else difference.name
+    before = "(absent)" if difference.source_before == ABSENT else difference.before
+    after = "(absent)" if difference.source_after == ABSENT else difference.after
+    return f"{difference.name} {before} -> {after}"
+
+
+def _listed(differences: Sequence[Difference]) -> str:
+    """Names, the files of the code as one."""
+    files = [d.name for d in differences if d.part == "code"]
+    names = [d.name for d in differences if d.part != "code"]
+    if files:
+        more = f" and {len(files) - _NUM_TOLD} more" if len(files) > _NUM_TOLD else ""
+        names.append("code" if files == ["code"] else f"code: {', '.join(files[:_NUM_TOLD])}{more}")
+    return ", ".join(names)

@@ -46,8 +46,10 @@ def plain(value: Any) -> Any:
     """The same value out of dicts, lists, strings, numbers and None, for JSON or YAML; other types become text."""
     if isinstance(value, Enum):
         return plain(value.value)
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):  # a file name need not be UTF-8, and JSON is
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, float):

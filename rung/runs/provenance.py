@@ -45,8 +45,9 @@ def snapshot(code_root: Path, run_folder: Path, name: str, exclude: Sequence[Pat
             return tree.keep(f"refs/rung/{name}", exclude)
     except (SnapshotError, OSError) as error:
         warning = f"no git snapshot: {error}"
+    attempt = name.rpartition("/")[2].partition(".")[2]  # piano/7.1 is the second attempt of piano/7
     try:
-        code = codetar.pack(code_root, run_folder / "code.tar.gz", exclude)
+        code = codetar.pack(code_root, run_folder / (f"code.{attempt}.tar.gz" if attempt else "code.tar.gz"), exclude)
     except (OSError, ValueError) as error:
         return {"kind": "none", "warning": "; ".join(filter(None, [warning, f"no archive: {error}"]))}
     return {**code, "warning": warning} if warning else code

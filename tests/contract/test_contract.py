@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rung.cli.resolve import Resolved
+from rung.cli.train import Entry
 from rung.cli.train import train as train_verb
 from rung.data.prefetch import Cut, Feed
 from rung.engine.build import Setup, restore
@@ -248,7 +249,7 @@ def test_frozen_parts_stand_still(case: Case) -> None:
 
 def test_every_key_is_read(case: Case, tmp_path: Path) -> None:
     config = case.config()
-    train_verb("recipe", Resolved(case.recipe_class, config, None), tmp_path, "exp", None, None, (), None, checks=False)
+    train_verb("recipe", Resolved(case.recipe_class, config, None), tmp_path, Entry("exp"), checks=False)
     assert set(config.values) - config.reads == set()
 
 

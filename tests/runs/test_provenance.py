@@ -216,3 +216,30 @@ def test_a_run_and_its_resume_keep_their_own_code(repo: Path, start: Start) -> N
     assert refs == ["refs/rung/piano/1", "refs/rung/piano/1.1"]
     assert [files(repo, ref)["a.py"] for ref in refs] == ["a = 3\n", "a = 5\n"]
     assert not [name for name in files(repo, refs[1]) if name.startswith("runs/")]
+
+
+def test_outside_git_a_resume_leaves_the_first_archive_alone(tmp_path: Path, start: Start) -> None:
+    script = tmp_path / "code" / "train.py"
+    script.parent.mkdir()
+    script.write_text("lr = 1\n")
+    record = start(code_root=script.parent)
+    record.finish("stopped")
+    script.write_text("lr = 2\n")
+    again = Record.reopen(record.path, command=["rung", "resume"])
+    again.finish("finished")
+    run = open_run("piano", tmp_path / "runs")
+    kept = [run.document["code"]["file"], run.document["segments"][1]["code"]["file"]]
+    texts = []
+    for name in kept:
+        with tarfile.open(run.path / name) as tar:
+            member = tar.extractfile("train.py")
+            assert member is not None
+            texts.append(member.read())
+    assert texts == [b"lr = 1\n", b"lr = 2\n"]
+
+
+def test_a_file_name_that_is_not_utf8(repo: Path, start: Start) -> None:
+    (repo / os.fsdecode(b"caf\xe9.py")).write_text("x = 1\n")
+    record = start(root=repo / "runs", code_root=repo)
+    record.finish("finished")
+    assert any("caf" in line for line in open_run("piano", repo / "runs").document["code"]["changed"])

@@ -1,0 +1,279 @@
+"""`rung diff`: what differs between two runs, whether that was one change, and what happened. Works without torch."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rung.cli.ls import print_table
+from rung.runs.files import to_json
+from rung.runs.query import Run, open_run
+from rung.units import count
+
+if TYPE_CHECKING:
+    from rung.compare.align import Outcome, Shared, Side
+    from rung.compare.factors import Comparison, Difference, Strictness
+
+SHORT_PATCH = 40  # changed lines that are shown without being asked for
+NUM_FILES = 20
+NUM_ROWS = 8
+_WORDS = {"hidden": "confounder", "metric": "other metric"}
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@click.command("diff", short_help="Say what differs between two runs.")
+@click.argument("a")
+@click.argument("b")
+@click.option("--metric", help="The metric to compare by, such as full_val/loss; default: that of the best eval of A.")
+@click.option("--patch", is_flag=True, help="Show the whole change of the code, however long.")
+@click.option("--stat", is_flag=True, help="Of the code show only which files changed, all of them.")
+@click.option("--allow", "allowed", multiple=True, metavar="NAME",
+              help="Do not count it as a confounder: seed, code, environment, packages, a key, ...")  # fmt: skip
+@click.option("--declare", "declared", metavar="NAME", help="What was changed on purpose, where it is no key: code.")
+@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
+              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the whole patch and all digits.")
+def command(
+    a: str, b: str, metric: str | None, patch: bool, stat: bool, allowed: tuple[str, ...], declared: str | None,
+    root: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Say what changed from run A to run B: config, code, data, environment, seed, budget, meaning of the metrics.
+
+    It is a strict A/B when exactly one thing was changed on purpose, and nothing else differs that could matter. Code
+    is compared as it ran, uncommitted and new files included. A and B are piano/7, piano/best or a path.
+
+    \b
+    Examples:
+      rung diff piano/6 piano/7
+      rung diff piano/6 piano/7 --patch
+      rung diff piano/6 piano/7 --declare code --allow packages
+      rung diff piano/6 other/runs/piano/6 --metric full_val/note_on --json
+    """
+    from rung.compare.align import outcome
+    from rung.compare.factors import compare, strictness
+
+    comparison = compare(open_run(a, root), open_run(b, root))
+    strict = strictness(comparison, allowed, declared)
+    happened = outcome(comparison.a, comparison.b, metric)
+    if as_json:
+        click.echo(to_json(_everything(comparison, strict, happened)).decode())
+        return
+    names = names_of(comparison.a, comparison.b)
+    _header(comparison, names, strict)
+    _config(comparison, names, strict)
+    _code(comparison, strict, "all" if patch else "none" if stat else "short")
+    _conditions(comparison, names, strict)
+    _outcome(happened, names)
+
+
+def names_of(a: Run, b: Run) -> tuple[str, str]:
+    """What to call the two: their ids, or their paths where two folders have a run of one id."""
+    return (a.id, b.id) if a.id != b.id else (str(a.path), str(b.path))
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value of anybody's as one line of text that steers no terminal."""
+    from rung.compare.blocks import one_line
+
+    text = value if isinstance(value, str) else to_json(value).decode()
+    text = one_line(text.encode("utf-8", "backslashreplace").decode())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _everything(comparison: Comparison, strict: Strictness, happened: Outcome) -> dict[str, Any]:
+    code = comparison.code
+    runs = {"a": comparison.a, "b": comparison.b}
+    return {
+        **{
+            key: {
+                "id": run.id, "path": str(run.path), "status": run.status, "status_text": run.status_text,
+                "step": run.step, "parent": run.document.get("parent"), "why": run.document.get("why"),
+            }
+            for key, run in runs.items()
+        },
+        "is_strict": strict.is_strict,
+        "words": strict.words,
+        "factor": None if strict.factor is None else strict.factor._asdict(),
+        "confounders": [difference._asdict() for difference in strict.confounders],
+        "allowed": [difference._asdict() for difference in strict.allowed],
+        "differences": [difference._asdict() for difference in comparison.differences],
+        "same": comparison.same,
+        "notes": comparison.notes,
+        "code": {
+            "files": [file._asdict() for file in code.files],
+            "patch": code.patch, "problem": code.problem, "notes": code.notes,
+        },
+        "outcome": {
+            "metric": happened.metric, "is_lower_better": happened.is_lower_better,
+            "a": _side_plain(happened.a), "b": _side_plain(happened.b),
+            "at_steps": [shared._asdict() for shared in happened.at_steps],
+            "at_targets": [shared._asdict() for shared in happened.at_targets],
+            "problems": happened.problems,
+        },
+    }  # fmt: skip
+
+
+def _side_plain(side: Side) -> dict[str, Any]:
+    points = {name: getattr(side, name) for name in ("final", "best")}
+    return {**vars(side), **{name: None if point is None else point._asdict() for name, point in points.items()}}
+
+
+def _header(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
+    for run, name in zip((comparison.a, comparison.b), names):
+        parent = f"  from {shown(run.document['parent'])}" if run.document.get("parent") else ""
+        why = f"  why: {shown(str(run.document['why']), 200)}" if run.document.get("why") else ""
+        step = "nothing logged" if run.step is None else f"step {run.step}"
+        click.echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
+    click.secho(_folded(shown(strict.words, 2000)), bold=True)
+    for note in comparison.notes:
+        click.echo(_folded(shown(note, 400)))
+
+
+def _folded(text: str) -> str:
+    return textwrap.fill(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _weight(difference: Difference, strict: Strictness) -> str:
+    if difference in strict.allowed:
+        return "allowed"
+    if difference.weight in _WORDS and difference not in strict.confounders:
+        return "factor"  # declared by name
+    return _WORDS.get(difference.weight, difference.weight)
+
+
+def _config(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
+    rows = []
+    for one in comparison.differences:
+        if one.part != "config":
+            continue
+        values = [
+            "(absent)" if source == "absent" else shown(value)
+            for value, source in ((one.before, one.source_before), (one.after, one.source_after))
+        ]
+        sources = dict.fromkeys(shown(s) for s in (one.source_before, one.source_after) if s)
+        rows.append([shown(one.name), *values, _weight(one, strict), " -> ".join(sources)])
+    click.echo("\nconfig" if rows else "\nconfig: the same")
+    if rows:
+        print_table(["key", *names, "what it is", "set by"], rows)
+
+
+def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
+    """`how`: all of the patch, short (all of a short one, the head of a long one) or none of it."""
+    code = comparison.code
+    changes = [one for one in comparison.differences if one.part == "code"][: len(code.files)]
+    if code.problem:
+        click.echo("\n" + _folded(f"code: unknown, {shown(code.problem, 600)}"))
+    elif not code.files:
+        click.echo("\ncode: the same")
+    else:
+        click.echo(f"\ncode ({len(code.files)} file{'s' if len(code.files) != 1 else ''})")
+        listed = changes if how != "short" else changes[:NUM_FILES]
+        print_table(["file", "lines", "what it is"], [
+            [shown(one.name, 100), shown(one.detail, 200), _weight(one, strict)] for one in listed
+        ])  # fmt: skip
+        if len(changes) > len(listed):
+            click.echo(f"and {len(changes) - len(listed)} more (--stat lists all)")
+    for note in code.notes:
+        click.echo(_folded(shown(note, 600)))
+    if code.patch and how != "none":
+        _patch(code.patch, is_whole=how == "all")
+
+
+def _patch(patch: str, is_whole: bool) -> None:
+    from rung.compare.blocks import visible
+
+    lines = patch.split("\n")[:-1] if patch.endswith("\n") else patch.split("\n")
+    changed = [
+        i for i, line in enumerate(lines) if line.startswith(("+", "-")) and not line.startswith(("+++ ", "--- "))
+    ]
+    end = len(lines) if is_whole or len(changed) <= SHORT_PATCH else changed[SHORT_PATCH]
+    click.echo()
+    for line in lines[:end]:
+        # A carriage return is a difference too; `visible` takes it for a line end.
+        text = visible(line.replace("\r", "\u240d").encode("utf-8", "backslashreplace").decode())
+        click.secho(" ".join(text.split("\n")), fg=_COLOURS.get(line[:1]))
+    if end < len(lines):
+        click.echo(f"... {len(changed) - SHORT_PATCH} of {len(changed)} changed lines are not shown: --patch")
+
+
+def _conditions(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
+    rows = []
+    for one in comparison.differences:
+        if one.part in ("config", "code"):
+            continue
+        is_told = isinstance(one.before, dict | list) or isinstance(one.after, dict | list)
+        values = ["", ""] if is_told or one.before == one.after else [shown(one.before), shown(one.after)]
+        rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
+    if rows:
+        click.echo("\nconditions")
+        print_table(["part", "what", *names, "what it is", "detail"], rows)
+    if comparison.same:
+        click.echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
+
+
+def _outcome(happened: Outcome, names: tuple[str, str]) -> None:
+    better = "lower" if happened.is_lower_better else "higher"
+    click.echo(f"\nwhat happened: {shown(happened.metric)} ({better} is better)")
+    ends = {"final": (happened.a.final, happened.b.final), "best": (happened.a.best, happened.b.best)}
+    rows = [[what, *map(_point, points), _gap(*points)] for what, points in ends.items()]
+    rows.append(["speed", *map(_speed, (happened.a, happened.b)), _ratio(happened.a, happened.b)])
+    rows.append(["targets", *("-" if s.targets is None else count(s.targets) for s in (happened.a, happened.b)), ""])
+    print_table(["", *names, "B - A"], rows, numeric=(1, 2, 3))
+    pairs = [[(shared.step, shared.b) for shared in points] for points in (happened.at_steps, happened.at_targets)]
+    is_twice = pairs[0] == pairs[1]
+    _table("at equal steps" + (", which are equal targets" if is_twice else ""), "step", happened.at_steps, names)
+    if not is_twice:
+        _table(f"at equal targets, {names[1]} between its evals", "targets", happened.at_targets, names)
+    for problem in happened.problems:
+        click.echo(_folded(shown(problem, 400)))
+
+
+def _table(title: str, head: str, points: list[Shared], names: tuple[str, str]) -> None:
+    if not points:
+        return
+    last = len(points) - 1
+    picked = (
+        sorted({round(i * last / (NUM_ROWS - 1)) for i in range(NUM_ROWS)}) if last >= NUM_ROWS else range(last + 1)
+    )
+    click.echo(f"\n{title}" + (f" ({len(picked)} of {len(points)})" if len(picked) < len(points) else ""))
+    rows = [
+        [f"{points[i].at:.0f}", _figure(points[i].a), _figure(points[i].b), _signed(points[i].b - points[i].a)]
+        for i in picked
+    ]
+    print_table([head, *names, "B - A"], rows, numeric=(0, 1, 2, 3))
+
+
+def _figure(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value).replace("nan", "NaN")
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}" if math.isfinite(value) else _figure(value)
+
+
+def _point(point: Any) -> str:
+    return "-" if point is None else f"{_figure(point.value)} at {point.step:.0f}"
+
+
+def _gap(a: Any, b: Any) -> str:
+    return "" if a is None or b is None else _signed(b.value - a.value)
+
+
+def _speed(side: Side) -> str:
+    if side.targets_per_s is not None:
+        return f"{count(side.targets_per_s)} targets/s"
+    return "-" if side.steps_per_s is None else f"{side.steps_per_s:.3g} steps/s"
+
+
+def _ratio(a: Side, b: Side) -> str:
+    for name in ("targets_per_s", "steps_per_s"):
+        rates = [getattr(side, name) for side in (a, b)]
+        if None not in rates:
+            return f"{rates[1] / rates[0]:.2f}x"
+    return ""

@@ -1,0 +1,182 @@
+"""If this fails, `rung diff` does not show a user the line that made the difference, or shows it as something else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rung.cli import cli
+from rung.errors import UserError
+from tests.compare.made import CONFIG, DEFINITIONS, SOURCES, changed, git, make_repo, make_run, start_run
+
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def say(root: Path) -> Say:
+    """What `rung diff ...` prints; fails where it would not exit with 0."""
+
+    def say(*words: str) -> str:
+        done: Result = CliRunner().invoke(cli, ["diff", *words, "--runs", str(root)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return say
+
+
+def test_the_very_line_of_an_uncommitted_edit_and_of_an_untracked_file(tmp_path: Path, root: Path, say: Say) -> None:
+    repo = make_repo(tmp_path / "repo")
+    (repo / "loss.py").write_text("WEIGHT = 1.0\n")
+    make_run(root, code_root=repo)
+    (repo / "model.py").write_text("WIDTH = 64\nDEPTH = 2\n")
+    make_run(root, code_root=repo)
+    (repo / "loss.py").write_text("WEIGHT = 0.1\n")
+    make_run(root, code_root=repo)
+    edited, untracked = say("piano/1", "piano/2"), say("piano/2", "piano/3")
+    assert "-WIDTH = 32\n+WIDTH = 64\n" in edited
+    assert "not a strict A/B: no factor, 1 confounder (code: model.py)" in edited
+    assert "-WEIGHT = 1.0\n+WEIGHT = 0.1\n" in untracked
+    assert git(repo, "status", "--porcelain") == " M model.py\n?? loss.py\n"
+    assert "strict A/B: loss.py (+1 -1)" in say("piano/2", "piano/3", "--declare", "code")
+
+
+def test_one_key(tmp_path: Path, root: Path, say: Say) -> None:
+    repo = make_repo(tmp_path / "repo")
+    make_run(root, code_root=repo)
+    sources = {**SOURCES, "optimizer.grad_clip": "command line"}
+    make_run(root, code_root=repo, config=changed(CONFIG, optimizer__grad_clip=0.5), sources=sources, parent="piano/1",
+             why="norm sits\nat 1.0", losses=(4.0, 2.9, 2.5, 2.3))  # fmt: skip
+    out = say("piano/1", "piano/2").splitlines()
+    assert out[1] == "piano/2  finished, step 40  from piano/1  why: norm sits at 1.0"
+    assert out[2] == "strict A/B: optimizer.grad_clip 1.0 -> 0.5"
+    assert any(line.split() == ["40", "2.4000", "2.3000", "-0.1"] for line in out)
+    assert any("which are equal targets" in line for line in out)
+    found = json.loads(say("piano/1", "piano/2", "--json"))
+    assert found["is_strict"] is True
+    assert found["factor"]["name"] == "optimizer.grad_clip"
+    assert found["outcome"]["b"]["final"] == {"step": 40.0, "value": 2.3}
+    assert found["outcome"]["at_targets"][0]["at"] == 16000.0
+
+
+def test_a_long_patch_shows_its_head_and_how_to_see_the_rest(tmp_path: Path, root: Path, say: Say) -> None:
+    repo = make_repo(tmp_path / "repo", {"long.py": "".join(f"x{i} = 1\n" for i in range(100))})
+    make_run(root, code_root=repo)
+    (repo / "long.py").write_text("".join(f"x{i} = 2\n" for i in range(100)))
+    make_run(root, code_root=repo)
+    short, whole, stat = (
+        say("piano/1", "piano/2"),
+        say("piano/1", "piano/2", "--patch"),
+        say("piano/1", "piano/2", "--stat"),
+    )
+    assert "160 of 200 changed lines are not shown: --patch" in short
+    assert "+x99 = 2" not in short
+    assert "+x99 = 2" in whole
+    assert "-x0 = 1" not in stat
+    assert "long.py" in stat
+
+
+def test_text_of_users_stays_text(tmp_path: Path, root: Path, say: Say) -> None:
+    repo = make_repo(tmp_path / "repo")
+    make_run(root, code_root=repo, why="\x1b[2J\x1b]0;owned\x07 **bold** <b>", config=changed(CONFIG, note="a"))
+    (repo / "model.py").write_text("WIDTH = '\x1b[31m\u202e'\r\n")
+    make_run(root, code_root=repo, config=changed(CONFIG, note="\x1b[8m\nhidden \u202e"))
+    out = say("piano/1", "piano/2")
+    assert "**bold** <b>" in out
+    assert not set("\x1b\x07\u202e\r") & set(out)
+
+
+def test_two_folders_with_a_run_of_one_name(root: Path, say: Say, tmp_path: Path) -> None:
+    make_run(root)
+    make_run(tmp_path / "other", config=changed(CONFIG, optimizer__grad_clip=0.5))
+    out = say("piano/1", str(tmp_path / "other/piano/1"))
+    assert f"{root}/piano/1  finished" in out
+    assert f"{tmp_path}/other/piano/1  finished" in out
+
+
+def test_what_cannot_be_compared_is_said(root: Path, say: Say) -> None:
+    make_run(root, losses=(float("nan"), 3.0))
+    make_run(root, every=7, losses=(3.0,), definitions={"eval/val": {**DEFINITIONS["eval/val"], "mask": "other"}})
+    start_run(root).close()
+    out = say("piano/1", "piano/2")
+    assert "no step has a val/loss of both runs" in out
+    assert "1 of 2 values of piano/1 are not finite" in out
+    assert "mask none -> other" in out
+    assert "nothing logged" in say("piano/1", "piano/3")
+    assert json.loads(say("piano/3", "piano/3", "--json"))["is_strict"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["piano/1", "piano/9"], "there is no piano/9"),
+        (["piano/1", "piano/2", "--metric", "val/los"], "there are val/loss"),
+    ],
+)
+def test_mistakes_are_one_sentence(root: Path, say: Say, words: list[str], said: str) -> None:
+    make_run(root)
+    make_run(root)
+    with pytest.raises(UserError, match=said):
+        say(*words)
+
+
+def test_a_newer_run_and_a_damaged_one_are_refused(root: Path, say: Say) -> None:
+    make_run(root)
+    newer = make_run(root)
+    document = json.loads((newer.path / "run.json").read_text())
+    (newer.path / "run.json").write_text(json.dumps({**document, "schema": 99}))
+    with pytest.raises(UserError, match="newer rung"):
+        say("piano/1", "piano/2")
+    (newer.path / "run.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        say("piano/1", "piano/2")
+
+
+def test_a_torn_last_line_and_a_run_that_goes_on(root: Path, say: Say) -> None:
+    make_run(root)
+    record = start_run(root)
+    record.log(0, {"loss": 5.0, "targets": 1.0})
+    with (record.path / "metrics/000.ndjson").open("a") as rows, (record.path / "events.ndjson").open("a") as events:
+        rows.write('{"step": 1, "lo')
+        events.write('{"kind": "ev')
+    out = say("piano/1", "piano/2")
+    assert "piano/2  running, step 0" in out
+    assert "piano/2 has no val/loss" in out
+    record.close()
+
+
+def test_a_folder_from_another_machine(tmp_path: Path, root: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = make_repo(tmp_path / "repo")
+    make_run(root, code_root=repo)
+    (repo / "model.py").write_text("WIDTH = 64\n")
+    make_run(root, code_root=repo)
+    shutil.rmtree(repo)
+    monkeypatch.chdir(tmp_path)
+    out = say("piano/1", "piano/2")
+    assert "code: unknown" in out
+    assert "not a strict A/B" in out
+    assert "code: the same" not in out
+
+
+def test_diff_works_without_torch_and_numpy(root: Path) -> None:
+    make_run(root)
+    make_run(root)
+    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from rung.cli import main; main()"
+
+    command = [sys.executable, "-c", code, "diff", "piano/1", "piano/2", "--runs", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert "piano/2" in done.stdout
