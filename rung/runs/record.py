@@ -93,7 +93,7 @@ class Record:
         metric differ cannot be compared by it. `initial_weights` are checksums by parameter name.
         """
         check_name(experiment)
-        with _claimed(root, experiment) as path:
+        with claimed(root, experiment) as path:
             number = int(path.name)
             write_whole(path / "config.yaml", _yaml(config))
             write_json(path / "config.sources.json", sources)
@@ -328,7 +328,7 @@ def utc_now() -> str:
 
 
 @contextlib.contextmanager
-def _claimed(root: Path, experiment: str) -> Iterator[Path]:
+def claimed(root: Path, experiment: str) -> Iterator[Path]:
     """A new, empty run folder, removed again when the body fails."""
     made: list[Path] = []
     path: Path | None = None

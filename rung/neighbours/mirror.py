@@ -1,0 +1,226 @@
+"""A run as others see it while it goes on: a Mirror follows the record and feeds another tracker.
+
+It promises not to be felt: a step hands its row to a bounded queue and goes on; a thread of the mirror's own does the
+rest. A full queue drops rows and counts them. An error ends the mirror, is told in words and in the run's events, and
+never ends the run. Nothing is lost for good: `replay` writes the whole of it again from the record.
+
+The surprising thing: `finish` waits, but only so long. What a slow tracker has not taken by then is told as lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rung.errors import RunError, UserError
+from rung.runs.files import floats_again, refused
+from rung.runs.metrics import numbers, read_rows
+from rung.runs.query import Run, ref
+from rung.runs.record import append_event
+
+KINDS = ("wandb", "tensorboard")
+MOST_WAITING = 10_000  # rows; at 100 steps a second a tracker may stand still for a minute and a half
+FLUSH_S = 1.0
+FINISH_S = 10.0
+
+
+class Sink(Protocol):
+    """Where a mirror's rows go. All calls come from one thread; any of them may raise or take its time."""
+
+    name: str
+    num_refused: int  # rows that the tracker could not take
+
+    def open(self) -> None: ...
+    def row(self, step: int, unix_s: float, values: Mapping[str, float]) -> None: ...
+    def note(self, step: int | None, unix_s: float, text: str) -> None: ...
+    def flush(self) -> None: ...
+    def close(self, status: str) -> None: ...
+    def words(self) -> str:
+        """Where it is and how to look at it."""
+
+
+class Mirror:
+    """A follower of a record (record.Follower): copies what it is told and returns at once."""
+
+    def __init__(self, kind: str, sink: Sink, run_folder: Path, run_id: str) -> None:
+        self.problem: str | None = None
+        self.num_dropped = 0
+        self._kind, self._sink, self._folder, self._id = kind, sink, run_folder, run_id
+        self._waiting: queue.Queue[tuple[str, Any]] = queue.Queue(MOST_WAITING)
+        self._status: str | None = None
+        self._thread = threading.Thread(target=self._work, name=f"mirror {kind}", daemon=True)
+        self._thread.start()
+
+    def row(self, step: int, values: Mapping[str, Any]) -> None:
+        if self.problem is None:
+            self._put("row", (step, time.time(), dict(values)))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event.get("kind") == "note" and self.problem is None:
+            self._put("note", (event.get("step"), event.get("unix_s"), event.get("text")))
+
+    def finish(self, status: str) -> None:
+        """Waits for what is queued, a bounded time; what was lost becomes an event of the run."""
+        self._status = status
+        self._thread.join(FINISH_S)
+        if self._thread.is_alive() and self.problem is None:
+            self._end(f"{self._sink.name} did not take the last {self._waiting.qsize()} rows within {FINISH_S:.0f} s")
+        elif self._loss():
+            self._tell(self._loss())
+
+    def words(self) -> str:
+        """Where the mirror is and how to look at it, and after a loss, what was lost and how to have it all."""
+        lost = self._loss()
+        return f"{self._sink.words()}\n  {lost}" if lost else self._sink.words()
+
+    def _put(self, kind: str, item: Any) -> None:
+        try:
+            self._waiting.put_nowait((kind, item))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def _work(self) -> None:
+        try:
+            self._sink.open()
+            self._feed()
+            self._sink.close(str(self._status))
+        except BaseException as error:  # SystemExit too: some trackers leave by it
+            self._end(f"{self._sink.name} failed: {_one_line(error)}")
+
+    def _feed(self) -> None:
+        """Until the run has ended and nothing waits, or somebody gave up on us."""
+        next_flush = time.monotonic() + FLUSH_S
+        while self.problem is None:
+            try:
+                kind, item = self._waiting.get(timeout=FLUSH_S / 10 if self._status is None else 0.01)
+            except queue.Empty:
+                if self._status is not None:
+                    return
+            else:
+                _hand_over(self._sink, kind, item)
+            if time.monotonic() >= next_flush:
+                self._sink.flush()
+                next_flush = time.monotonic() + FLUSH_S
+
+    def _end(self, problem: str) -> None:
+        self.num_dropped += self._waiting.qsize()
+        self.problem = problem
+        self._tell(self._loss())
+
+    def _loss(self) -> str:
+        num_lost = self.num_dropped + self._sink.num_refused
+        if self.problem is None and not num_lost:
+            return ""
+        dropped = f"{num_lost} rows are not in it" if num_lost else ""
+        again = f"the record has all: rung mirror {ref(self._folder, self._id)} {self._kind}"
+        return f"mirror: {'; '.join(filter(None, [self.problem, dropped, again]))}"
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(Exception):
+            append_event(self._folder, "warning", text=text)
+
+
+def require(kind: str) -> None:
+    """Raises UserError where the package that a mirror needs is not installed; to be asked before a run begins."""
+    if kind not in KINDS:
+        raise UserError(f"{kind} is no mirror; use one of {', '.join(KINDS)}.")
+    if kind == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "--mirror wandb needs the package wandb, which is not installed: pip install 'rung[wandb]'; "
+            "or mirror to tensorboard, which needs nothing."
+        )
+
+
+def open_mirror(kind: str, run_folder: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> Mirror:
+    """A mirror for Record.follow: kind is wandb or tensorboard, document the run.json, config the resolved tree."""
+    require(kind)
+    sink = sink_for(kind, run_folder / "mirror", document, config)
+    return Mirror(kind, sink, run_folder, str(document["id"]))
+
+
+def sink_for(kind: str, folder: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> Sink:
+    if kind == "wandb":
+        from rung.neighbours.wandb import WandbSink
+
+        return WandbSink(folder, document, config)
+    from rung.neighbours.tensorboard import TensorboardSink
+
+    return TensorboardSink(folder, document, config)
+
+
+def shown(path: Path) -> str:
+    """A path as it is named from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def replay(kind: str, run: Run) -> tuple[Sink, int]:
+    """Writes the whole mirror of a run again, in place of what was there; returns it and the number of rows."""
+    require(kind)
+    folder = run.path / "mirror"
+    if run.status == "running" and (folder / kind).exists():
+        raise RunError(
+            f"{run.id} is running and may be writing {folder / kind} itself; mirror it again when it has ended."
+        )
+    beside = folder / f".{kind}.part"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        num_rows = _fill(sink_for(kind, beside, run.document, run.config()), run)
+        if not (beside / kind).is_dir():
+            raise RunError(f"{kind} wrote nothing; is WANDB_MODE=disabled set?")
+        shutil.rmtree(folder / kind, ignore_errors=True)
+        (beside / kind).rename(folder / kind)
+    except OSError as error:
+        raise refused(str(folder), error) from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever the other tracker raises
+        raise RunError(f"{kind} could not be written: {_one_line(error)}.") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return sink_for(kind, folder, run.document, run.config()), num_rows
+
+
+def _fill(sink: Sink, run: Run) -> int:
+    num_rows = 0
+    sink.open()
+    for row in read_rows(run.path / "metrics"):
+        step, unix_s = row.pop("step"), row.pop("unix_s", 0.0)
+        _hand_over(sink, "row", (step, unix_s, row))
+        num_rows += 1
+    for note in run.notes():
+        _hand_over(sink, "note", (note.get("step"), note.get("unix_s"), note.get("text")))
+    sink.close(run.status)
+    return num_rows
+
+
+def _hand_over(sink: Sink, kind: str, item: tuple[Any, Any, Any]) -> None:
+    step, unix_s, what = item
+    unix_s = float(unix_s or time.time())
+    if kind == "note":
+        sink.note(step, unix_s, str(what))
+    else:
+        sink.row(step, unix_s, _plain(what))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, float]:
+    """The values of a row as floats and ints, NaN and Inf as such; what is no number is left out."""
+    out: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            out[name] = value if type(value) is float else floats_again(numbers({name: value})[name])
+        except (TypeError, ValueError, KeyError):
+            continue
+    return out
