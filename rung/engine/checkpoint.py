@@ -4,7 +4,7 @@
     checkpoints/<step>/optimizer.pt        optimizers and scaler; loads with weights_only=True
     checkpoints/<step>/state.json          numbers, identity of the recipe, config
     checkpoints/<step>/manifest.json       sizes and hashes of the above
-    checkpoints/best, checkpoints/pinned   step numbers
+    checkpoints/best, checkpoints/pinned   step numbers; see rung.runs.marks
 
 A save is whole or absent: it is written beside its final name, fsynced, listed in a manifest with hashes, and moved
 there last. What to throw away is decided by `to_delete`, which never names the best, the last or a pinned one.
@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from rung.engine.state import Progress, State
 from rung.errors import CheckpointError
 from rung.files import sha256, sync, write_whole
+from rung.runs import marks
+from rung.runs.files import locked
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
@@ -39,45 +41,34 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a whole save, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(
-            int(p.name) for p in self.folder.iterdir() if p.name.isdigit() and (p / "manifest.json").is_file()
-        )
+        return marks.saved_steps(self.folder)
 
     def at(self, step: int) -> Path:
-        return self.folder / f"{step:08d}"
+        return marks.save_folder(self.folder, step)
 
     @property
     def best(self) -> int | None:
-        marked = self._marked("best")
+        marked = marks.read_mark(self.folder, marks.BEST)
         return marked[0] if marked else None
 
     def mark_best(self, step: int) -> None:
-        self._mark("best", [step])
+        self._mark(marks.BEST, [step])
 
     @property
     def pinned(self) -> list[int]:
-        return self._marked("pinned")
+        return marks.read_mark(self.folder, marks.PINNED)
 
     def pin(self, step: int) -> None:
-        self._mark("pinned", sorted({*self.pinned, step}))
+        self._mark(marks.PINNED, {*self.pinned, step})
 
     def _mark(self, name: str, steps: Iterable[int]) -> None:
         try:
-            write_whole(self.folder / name, "".join(f"{step}\n" for step in steps).encode())
+            write_whole(self.folder / name, marks.mark_text(steps))
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {self.folder / name}: {_reason(error)}; the saves are untouched; make room or mend the "
                 "permissions, then `rung resume` the run"
             ) from error
-
-    def _marked(self, name: str) -> list[int]:
-        file = self.folder / name
-        try:
-            return [int(line) for line in file.read_text().split()] if file.is_file() else []
-        except ValueError:
-            raise CheckpointError(f"{file} is damaged: it must hold step numbers; mend or delete it") from None
 
     def save(self, state: State, extra: Mapping[str, Any]) -> Path:
         """Saves the state under its step, in place of an earlier save of the same step."""
@@ -130,14 +121,18 @@ class Checkpoints:
                 f"cannot set aside the saves after {after} in {self.folder}: {_reason(error)}"
             ) from error
         if self.best in later:
-            (self.folder / "best").unlink()
-        self._mark("pinned", [step for step in self.pinned if step <= after])
+            (self.folder / marks.BEST).unlink()
+        self._mark(marks.PINNED, [step for step in self.pinned if step <= after])
         return later
 
     def clean(self, keep: int) -> None:
-        """Rotation."""
-        for step in to_delete(self.steps(), keep, {*self.pinned, *([self.best] if self.best is not None else [])}):
-            self._remove(step)
+        """Rotation. The marks are read each time, under the lock of whoever pins: a pin counts from that moment on."""
+        if not self.folder.is_dir():
+            return
+        with locked(self.folder):
+            safe = {*self.pinned, *([self.best] if self.best is not None else [])}
+            for step in to_delete(self.steps(), keep, safe):
+                self._remove(step)
 
     def _remove(self, step: int) -> None:
         try:

@@ -190,11 +190,10 @@ class WorkingTree:
     def _make_ref(self, ref: str, commit: str) -> str:
         """Creates the ref and never moves one: another runs folder of the same checkout may have used the name."""
         zeros = "0" * len(commit)
-        for name in (ref, f"{ref}-{commit[:12]}"):
+        short = f"{ref}-{commit[:12]}"
+        for name in (ref, short, *(f"{short}-{number}" for number in range(2, 10))):
             if self.git("update-ref", "--no-deref", name, commit, zeros, check=False).returncode == 0:
                 return name
-        if self.ask("rev-parse", f"{ref}-{commit[:12]}") == commit:
-            return f"{ref}-{commit[:12]}"
         raise SnapshotError(f"git cannot create {ref}")
 
 

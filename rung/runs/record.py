@@ -35,7 +35,7 @@ from rung.runs.tables import TablesWriter
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_COUNTER = ".last"
+COUNTER = ".last"
 
 
 class Follower(Protocol):
@@ -347,8 +347,8 @@ def claimed(root: Path, experiment: str) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
         for folder in reversed(made):  # only if still empty: another run may have started there
             with contextlib.suppress(OSError):
-                if os.listdir(folder) == [_COUNTER]:
-                    (folder / _COUNTER).unlink()
+                if os.listdir(folder) == [COUNTER]:
+                    (folder / COUNTER).unlink()
                 folder.rmdir()
         raise
 
@@ -357,7 +357,7 @@ def _claim(folder: Path) -> Path:
     with locked(folder):
         taken = [int(name) for name in os.listdir(folder) if name.isdecimal()]
         with contextlib.suppress(OSError, ValueError):
-            taken.append(int((folder / _COUNTER).read_text()))
+            taken.append(int((folder / COUNTER).read_text()))
         number = max(taken, default=0) + 1
         while True:
             try:
@@ -366,7 +366,7 @@ def _claim(folder: Path) -> Path:
                 number += 1
             else:
                 break
-        write_whole(folder / _COUNTER, f"{number}\n".encode())
+        write_whole(folder / COUNTER, f"{number}\n".encode())
     return folder / str(number)
 
 

@@ -1,0 +1,89 @@
+"""`rung gc`: empties the trash and clears what no run needs; only after it was shown what would go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rung.cli.table import print_table, printable
+
+if TYPE_CHECKING:
+    from rung.runs.clearing import Plan
+
+_WORDS = {
+    "trash": "runs in the trash",
+    "starts": "starts that were killed",
+    "parts": "files half written",
+    "aside": "checkpoints set aside",
+    "copies": "copies for fast reading",
+}
+
+
+@click.command("gc", short_help="Empty the trash.")
+@click.option("--days", type=click.FloatRange(min=0), default=0, show_default=True,
+              help="Only what was removed, or set aside, at least so many days ago.")  # fmt: skip
+@click.option("--checkpoints", "aside", is_flag=True, help="Also checkpoints that a resume set aside.")
+@click.option("--derived", "copies", is_flag=True, help="Also copies for fast reading, which are made again.")
+@click.option("--yes", is_flag=True, help="Delete; without it this only shows what would go.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show what would go, also with --yes.")
+@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
+              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: every path, and bytes by kind.")
+def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, root: Path, as_json: bool) -> None:
+    """Delete for good: runs in the trash with their code snapshots, and what killed processes left behind.
+
+    A code snapshot (a ref under refs/rung) goes with the run in the trash that names it, unless another run of this
+    folder names it too; snapshots of other runs folders stay. Runs that are running are not touched.
+
+    \b
+    Examples:
+      rung gc
+      rung gc --yes
+      rung gc --days 30 --checkpoints --yes
+      rung gc --derived --dry-run --json
+    """
+    from rung.runs.clearing import clear
+    from rung.runs.files import to_json
+
+    is_real = yes and not dry_run
+    plan = clear(root, days, aside=aside, copies=copies, is_real=is_real)
+    if as_json:
+        click.echo(to_json({"deleted": is_real, **_plain(plan)}).decode())
+        return
+    _show(plan, is_real)
+    if (plan.items or plan.refs) and not yes and not dry_run:
+        click.echo("nothing was deleted; to delete this, add --yes")
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    items = [{"kind": i.kind, "name": i.name, "path": str(i.path), "bytes": i.bytes} for i in plan.items]
+    refs = [ref._asdict() for ref in plan.refs]
+    return {"items": items, "refs": refs, "bytes": plan.bytes_by_kind(), "kept": plan.kept}
+
+
+def _show(plan: Plan, is_real: bool) -> None:
+    from rung.units import size
+
+    by_kind = plan.bytes_by_kind()
+    rows = []
+    for kind, num_bytes in by_kind.items():
+        names = [item.name for item in plan.items if item.kind == kind]
+        if names:
+            rows.append([_WORDS[kind], str(len(names)), size(num_bytes), _some(names)])
+    if plan.refs:
+        names = [ref.ref for ref in plan.refs]
+        rows.append(["code snapshots", str(len(names)), "-", _some(names)])
+    if rows:
+        rows.append(["freed" if is_real else "would be freed", "", size(sum(by_kind.values())), ""])
+        print_table(["what", "number", "size", "which"], rows, numeric=(1, 2))
+    else:
+        click.echo("nothing to clear")
+    for text in plan.kept:
+        click.echo(f"kept: {printable(text)}", err=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    return printable(", ".join(names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

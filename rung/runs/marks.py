@@ -1,0 +1,101 @@
+"""The marks of a run's checkpoints, `checkpoints/best` and `checkpoints/pinned`: step numbers, one a line.
+
+Read by the engine before each rotation, so that a pin counts also in a run that is going on; needs no torch. What a
+checkpoint holds, and which are thrown away, is decided in the engine's checkpoint.py.
+
+The surprising thing: whoever pins and whoever rotates hold a lock on the folder, or a save could be pinned in the
+moment in which it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from rung.errors import CheckpointError, RunError
+from rung.files import write_whole
+from rung.runs.disk import bytes_below
+from rung.runs.files import locked, refused
+
+BEST, PINNED = "best", "pinned"
+
+
+class Save(NamedTuple):
+    """A whole checkpoint, as one who keeps house sees it."""
+
+    step: int
+    bytes: int
+    is_best: bool
+    is_last: bool
+    is_pinned: bool
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a whole save, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / "manifest.json").is_file())
+
+
+def save_folder(folder: Path, step: int) -> Path:
+    return folder / f"{step:08d}"
+
+
+def read_mark(folder: Path, name: str) -> list[int]:
+    file = folder / name
+    try:
+        return [int(line) for line in file.read_text().split()] if file.is_file() else []
+    except ValueError:
+        raise CheckpointError(f"{file} is damaged: it must hold step numbers; mend or delete it") from None
+
+
+def mark_text(steps: Iterable[int]) -> bytes:
+    return "".join(f"{step}\n" for step in sorted(set(steps))).encode()
+
+
+def saves(folder: Path) -> list[Save]:
+    """Every whole checkpoint with its marks, oldest first."""
+    steps, best, pinned = saved_steps(folder), read_mark(folder, BEST), read_mark(folder, PINNED)
+    return [
+        Save(step, bytes_below(save_folder(folder, step)), step in best[:1], step == steps[-1], step in pinned)
+        for step in steps
+    ]
+
+
+def find_step(folder: Path, word: str, run_id: str) -> int:
+    """The step of "30", "best" or "last"; it must have a whole save, or for a number a pin."""
+    steps = saved_steps(folder)
+    if word == "last" and steps:
+        return steps[-1]
+    if word == BEST:
+        best = read_mark(folder, BEST)
+        if best and best[0] in steps:
+            return best[0]
+        raise RunError(f"{run_id} has no save marked as its best; name a step: {_listed(steps)}.")
+    if word.isdecimal() and (int(word) in steps or int(word) in read_mark(folder, PINNED)):
+        return int(word)
+    if word.isdecimal() or word == "last":
+        raise RunError(f"{run_id} has no whole save at {word}; it has {_listed(steps)}.")
+    raise RunError(f"{word!r} is not a checkpoint; name a step, best or last: {run_id} has {_listed(steps)}.")
+
+
+def set_pin(folder: Path, step: int, is_on: bool, run_id: str) -> bool:
+    """Pins the save of a step, or lets go of it; False where that was so already."""
+    try:
+        with locked(folder):
+            before = read_mark(folder, PINNED)
+            if is_on and step not in saved_steps(folder):
+                raise RunError(f"{run_id} has no whole save at {step} any more; it has {_listed(saved_steps(folder))}.")
+            if (step in before) == is_on:
+                return False
+            after = {*before, step} if is_on else {*before} - {step}
+            write_whole(folder / PINNED, mark_text(after))
+    except OSError as error:
+        raise refused(str(folder / PINNED), error) from error
+    return True
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[-12:]))
+    return f"{'... ' if len(steps) > 12 else ''}{shown}" if steps else "none"
