@@ -1,0 +1,114 @@
+"""`rung note`: dated notes beside a run, also while it is running. Works without torch and numpy."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rung.errors import RunError, UserError
+from rung.runs.files import refused, to_json
+from rung.runs.query import Run, open_run
+from rung.runs.record import append_event
+
+MOST_CHARS = 100_000  # a note is one line of events.ndjson, written at once
+
+
+class Words(click.Command):
+    """A command whose last argument is text: "- like this" is no option, though it begins as one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        text = next((arg for arg in args if arg.startswith("-") and len(arg.split()) > 1), None)
+        if text is not None and "--" not in args:
+            args.remove(text)
+            args = [*args, "--", text]
+        return super().parse_args(ctx, args)
+
+
+@click.command("note", cls=Words, short_help="Write a dated note beside a run.")
+@click.argument("run")
+@click.argument("text", required=False)
+@click.option("--undo", "is_undo", is_flag=True, help="Take the last note back; it stays in the events.")
+@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
+              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the notes as JSON.")
+def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool) -> None:
+    """Write TEXT beside RUN, with the date; without TEXT, list its notes. `-` reads the text from standard input.
+
+    RUN is piano/7, piano or piano/last for the latest, piano/best for the lowest eval loss, or a path. Notes are events
+    of the run: nothing that was written is ever changed.
+
+    \b
+    Examples:
+      rung note piano/7 "grad norm still clips right after 1k steps"
+      rung note piano/7 - < thoughts.txt
+      rung note piano/7
+      rung note piano/7 --undo
+    """
+    found = open_run(run, root)
+    if is_undo and text is not None:
+        raise UserError("rung note takes either a text or --undo, not both.")
+    if is_undo:
+        _undo(found)
+    elif text is not None:
+        now = time.time()
+        write_event(found, "note", unix_s=now, text=user_text(text, "a note"))
+        click.echo(f"noted beside {found.id}", err=as_json)
+    if as_json or (text is None and not is_undo):
+        _list(found, as_json)
+
+
+def user_text(text: str, what: str) -> str:
+    """The words as given, or from standard input for `-`."""
+    if text == "-":
+        text = sys.stdin.buffer.read(4 * MOST_CHARS + 4).decode("utf-8", "replace")
+    # What was no UTF-8 on the command line cannot be kept as text.
+    text = text.encode("utf-8", "replace").decode() if not text.isascii() else text
+    text = text.rstrip("\n")
+    if not text.strip():
+        raise UserError(f"{what} needs some words.")
+    if len(text) > MOST_CHARS:
+        raise UserError(f"{what} of {len(text)} characters is too long; {MOST_CHARS} fit.")
+    return text
+
+
+def write_event(run: Run, kind: str, **fields: Any) -> None:
+    try:
+        append_event(run.path, kind, **fields)
+    except OSError as error:
+        raise refused(str(run.path / "events.ndjson"), error) from error
+
+
+def _undo(run: Run) -> None:
+    from rung.compare.page import notes_of
+
+    notes = notes_of(run)
+    if not notes:
+        raise RunError(f"{run.id} has no note to take back.")
+    last = notes[-1]
+    write_event(run, "note_undone", of_unix_s=last.get("unix_s"), text=last["text"])
+    click.echo(f"taken back from {run.id}: {_shown(last)}")
+
+
+def _list(run: Run, as_json: bool) -> None:
+    from rung.compare.page import notes_of
+
+    notes = notes_of(run)
+    if as_json:
+        click.echo(to_json([{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes]).decode())
+    elif not notes:
+        click.echo(f"{run.id} has no notes yet")
+    for note in [] if as_json else notes:
+        click.echo(_shown(note))
+
+
+def _shown(note: dict[str, Any]) -> str:
+    """Date and text; further lines are set in."""
+    from rung.compare.blocks import paragraphs
+    from rung.compare.page import date
+
+    lines = paragraphs(note["text"]).split("\n")
+    return "\n".join([f"{date(note.get('unix_s')) or 'undated'}  {lines[0]}", *(f"  {line}" for line in lines[1:])])
