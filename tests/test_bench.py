@@ -23,7 +23,9 @@ def run(name: str, *words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["throughput", "loader", "world_loader", "play", "logging", "overhead"])
+@pytest.mark.parametrize(
+    "name", ["throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "own_loop"]
+)
 def test_a_benchmark_ends_with_its_ratio(name: str) -> None:
     assert LINE.fullmatch(run(name))
 

@@ -1,39 +1,47 @@
 """`rung ls`: the runs, one line each, with their true status.
 
-Works without torch and numpy, and reads one small file per run. The table printer below serves `rung show` too.
+Works without torch and numpy. A plain listing reads one small file per run; config keys and metrics are read when they
+are asked for, out of derived files after the first time.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
+from rung.cli.table import age, loss_text, one_line, print_table, value_text
+from rung.errors import RunError
+from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
 from rung.runs.files import to_json
-from rung.runs.query import ALL_STATUSES, Run, list_runs
-from rung.units import duration
+from rung.runs.query import ALL_STATUSES, Run
 
-_COLOURS = {
-    "running": "cyan", "finished": "green", "stopped": "yellow", "crashed": "red", "diverged": "red",
-    "vanished": "magenta", "silent": "magenta",
-}  # fmt: skip
+_USUAL = ("status", "step", "loss", "age", "story")
 
 
 @click.command("ls", short_help="List runs.")
-@click.argument("experiment", required=False)
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(ALL_STATUSES), help="Only runs of this status.")
+@click.option("--where", multiple=True, metavar="CONDITION",
+              help="Only runs that fulfil it: NAME, one of = != < > <= >= ~ (a regular expression), VALUE. "
+                   "NAME as for --columns. Several have to hold together.")  # fmt: skip
+@click.option("--sort", metavar="NAME", help="Lowest first: best, last, created, min:METRIC, a config key ...")
+@click.option("--reverse", is_flag=True, help="Highest first; with --sort.")
+@click.option("--columns", metavar="A,B,..",
+              help="What to show: fields, config keys, derived.NAME, min:METRIC, max:METRIC, last:METRIC.")  # fmt: skip
+@click.option("--changed", is_flag=True, help="Show also the config keys that are not the same in all listed runs.")
+@click.option("--group", is_flag=True, help="One line for runs that differ in their seed alone: mean, sd and number.")
+@click.option("--tree", is_flag=True, help="Show each run below its parent, with what changed.")
 @click.option("-n", "--last", "num_last", type=click.IntRange(min=1), help="Only the N runs that started last.")
 @click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
               type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all digits.")
-def command(experiment: str | None, statuses: tuple[str, ...], num_last: int | None, root: Path, as_json: bool) -> None:
-    """List runs, all of them or those of one EXPERIMENT.
+def command(root: Path, as_json: bool, **asked: Any) -> None:
+    """List runs, all of them or those of some EXPERIMENTs.
 
     The loss is that of the best eval; the step is the last that was logged. A run whose process is gone without a
     word is shown as vanished, one on a machine that cannot be seen from here, and that gave no sign of life for five
@@ -43,20 +51,56 @@ def command(experiment: str | None, statuses: tuple[str, ...], num_last: int | N
     Examples:
       rung ls
       rung ls piano --status running --status vanished
+      rung ls --where "lr.learning_rate>1e-4" --where tag=baseline --where "why~accum"
+      rung ls piano --sort min:loss --columns status,best,min:loss,lr.learning_rate
+      rung ls piano --changed
+      rung ls piano --group
       rung ls -n 5 --json
     """
+    if asked["tree"] and asked["group"]:
+        raise RunError("--tree and --group show runs in different ways; keep one.")
     problems: list[str] = []
-    runs = [run for run in list_runs(root, experiment, problems) if not statuses or run.status in statuses]
-    if num_last is not None:
-        runs = sorted(sorted(runs, key=lambda run: str(run.document.get("created")))[-num_last:], key=_order)
-    if as_json:
-        click.echo(to_json([summary(run) for run in runs]).decode())
-    elif runs:
-        print_table(["run", "status", "step", "loss", "age", "why"], [_row(run) for run in runs], numeric=(2, 3))
+    runs = _chosen(root, asked, problems)
+    if asked["tree"]:
+        _tree(runs, as_json)
+    elif as_json:
+        columns = _columns(runs, asked)
+        rows = _grouped(runs, columns) if asked["group"] else [_json(run, columns) for run in runs]
+        click.echo(to_json(rows).decode())
+    elif not runs:
+        click.echo(f"no {'such ' if asked['statuses'] or asked['where'] else ''}runs under {root}")
+    elif asked["group"]:
+        _print_groups(_grouped(runs, _columns(runs, asked)), _columns(runs, asked) or ("best", "step"))
     else:
-        click.echo(f"no {'such ' if statuses else ''}runs under {root}")
+        _print(runs, _columns(runs, asked) or list(_USUAL))
     for problem in problems:
         click.echo(problem, err=True)
+
+
+def _chosen(root: Path, asked: Mapping[str, Any], problems: list[str]) -> list[Run]:
+    statuses, num_last = asked["statuses"], asked["num_last"]
+    runs = find(root, asked["experiments"], asked["where"], problems=problems)
+    runs = [run for run in runs if not statuses or run.status in statuses]
+    if num_last is not None:
+        newest = {id(run) for run in sorted(runs, key=lambda run: str(run.document.get("created")))[-num_last:]}
+        runs = [run for run in runs if id(run) in newest]
+    if asked["sort"]:
+        runs = sort_runs(runs, asked["sort"], asked["reverse"])
+    elif asked["reverse"]:
+        runs.reverse()
+    return runs
+
+
+def _columns(runs: Sequence[Run], asked: Mapping[str, Any]) -> list[str]:
+    """What somebody asked to see; nothing: the usual."""
+    names = [name.strip() for name in (asked["columns"] or "").split(",") if name.strip()]
+    check_names([name for name in names if name not in _SHOWN], runs)
+    if asked["sort"] and asked["sort"] not in (*names, "best", "loss", "created", "run", "id") and not names:
+        names = [*_USUAL[:3], asked["sort"], *_USUAL[3:]]
+    if asked["changed"] and len(runs) > 1:
+        changed = [key for key in changed_keys(runs) if key not in names]
+        names = [*(names or _USUAL[:3]), *changed, *([] if names else _USUAL[3:])]
+    return names
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -66,64 +110,98 @@ def summary(run: Run) -> dict[str, Any]:
     return {**head, **{name: run.document.get(name) for name in kept}, "path": str(run.path)}
 
 
-def _order(run: Run) -> tuple[str, int]:
-    return str(run.document.get("experiment")), int(run.document.get("number", 0))
+def _json(run: Run, columns: Sequence[str]) -> dict[str, Any]:
+    more = {name: value_of(run, name) for name in columns if name not in _SHOWN}
+    return {**summary(run), **({"columns": more} if more else {})}
 
 
-def _row(run: Run) -> list[str]:
+def _print(runs: Sequence[Run], columns: Sequence[str]) -> None:
+    rows = [[run.id, *(cell(run, name) for name in columns)] for run in runs]
+    numeric = [i + 1 for i, name in enumerate(columns) if _is_numeric(runs, name)]
+    print_table(["run", *("why" if name == "story" else name for name in columns)], rows, numeric)
+
+
+def _is_numeric(runs: Sequence[Run], name: str) -> bool:
+    if name in _SHOWN:
+        return name in ("step", "loss", "best")
+    values = [value for run in runs if (value := value_of(run, name)) is not None]
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def cell(run: Run, name: str) -> str:
+    """The value of a name, for a narrow column."""
+    return _SHOWN[name](run) if name in _SHOWN else value_text(value_of(run, name))
+
+
+def _story(run: Run) -> str:
     document = run.document
-    why = " ".join(str(document.get("why") or "").split())
-    story = [f"from {document['parent']}" if document.get("parent") else "", why]
-    best = run.best or {}
-    step = run.step
-    return [
-        run.id,
-        run.status,
-        "-" if step is None else str(step),
-        loss_text(best.get("loss")),
-        age(document.get("created")),
-        ": ".join(filter(None, story)),
-    ]
+    story = [f"from {document['parent']}" if document.get("parent") else "", one_line(document.get("why") or "")]
+    return ": ".join(filter(None, story))
 
 
-def loss_text(loss: Any) -> str:
-    """A loss for a narrow column; non-finite is shown as it is."""
-    if not isinstance(loss, int | float):
+_SHOWN: dict[str, Callable[[Run], str]] = {
+    "status": lambda run: run.status,
+    "step": lambda run: "-" if run.step is None else str(run.step),
+    "loss": lambda run: loss_text((run.best or {}).get("loss")),
+    "best": lambda run: loss_text((run.best or {}).get("loss")),
+    "age": lambda run: age(run.document.get("created")),
+    "story": _story,
+    "why": lambda run: one_line(run.document.get("why") or ""),
+}
+
+
+def _grouped(runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """One dict per group: its runs and seeds, and mean, sd and n of each number; texts where all agree."""
+    found = []
+    for group in groups_over_seeds(runs):
+        row: dict[str, Any] = {"runs": [run.id for run in group], "n": len(group)}
+        row["seeds"] = [run.document.get("seed") for run in group]
+        row["statuses"] = [run.status for run in group]
+        for name in [name for name in columns or ("best", "step") if name not in ("age", "story", "status")]:
+            row[name] = _together([value_of(run, name) for run in group])
+        found.append({**row, "why": group[-1].document.get("why")})
+    return found
+
+
+def _together(values: Sequence[Any]) -> Any:
+    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
+    if not any(is_number):
+        return values[0] if all(value == values[0] for value in values) else values
+    numbers = [float(value) for value, is_one in zip(values, is_number) if is_one and math.isfinite(value)]
+    return {
+        "mean": statistics.fmean(numbers) if numbers else None,
+        "sd": statistics.stdev(numbers) if len(numbers) > 1 else None,
+        "n": len(numbers),
+    }
+
+
+def _print_groups(groups: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    names = [name for name in columns if name not in ("age", "story", "status")]
+    rows = []
+    for group in groups:
+        ids = [*group["runs"][:1], *(ref.rpartition("/")[2] for ref in group["runs"][1:])]
+        rows.append([
+            ",".join(ids), str(group["n"]), " ".join(dict.fromkeys(group["statuses"])),
+            *(_spread(group[name], group["n"]) for name in names), one_line(group["why"] or ""),
+        ])  # fmt: skip
+    print_table(["runs", "n", "status", *names, "why"], rows, [1, *range(3, 3 + len(names))])
+
+
+def _spread(value: Any, num_runs: int) -> str:
+    """mean ± sd; with the number of finite values where that is not the number of runs."""
+    if not isinstance(value, dict) or "mean" not in value:
+        return value_text(value)
+    if value["mean"] is None:
         return "-"
-    return f"{loss:.4f}" if math.isfinite(loss) else str(float(loss)).replace("nan", "NaN")
+    text = f"{value['mean']:.6g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
+    return text if value["n"] == num_runs else f"{text} (n {value['n']})"
 
 
-def age(created: Any) -> str:
-    try:
-        return duration(max(0.0, time.time() - datetime.fromisoformat(str(created)).timestamp()))
-    except ValueError:
-        return "?"
+def _tree(runs: Sequence[Run], as_json: bool) -> None:
+    from rung.compare.lineage import tree_lines
 
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
-    """Columns that line up: rich on a terminal, plain text for everything else."""
-    if sys.stdout.isatty():
-        _print_rich(head, rows, numeric, _COLOURS)
+    if as_json:
+        click.echo(to_json([{"id": run.id, "parent": run.document.get("parent")} for run in runs]).decode())
         return
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    for row in [head, *rows]:
-        cells = [f"{text:{'>' if i in numeric else '<'}{widths[i]}}" for i, text in enumerate(row)]
-        click.echo("  ".join(cells).rstrip())
-
-
-def _print_rich(
-    head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int], colours: Mapping[str, str]
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(head):
-        # A narrow terminal folds a number; cutting it would show another one.
-        justify: Literal["left", "right"] = "right" if i in numeric else "left"
-        may_wrap = i in numeric or i == len(head) - 1
-        table.add_column(name, justify=justify, no_wrap=not may_wrap, overflow="fold")
-    for row in rows:
-        table.add_row(*[Text(cell, style=colours.get(cell, "")) for cell in row])
-    Console().print(table)
+    for line in tree_lines(runs):
+        click.echo(line)

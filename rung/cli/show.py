@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from rung.cli.ls import age, print_table, summary
+from rung.cli.ls import summary
+from rung.cli.table import age, one_line, print_table, printable
+from rung.errors import RunError
+from rung.runs.columns import Progress
+from rung.runs.fields import verdict_word
 from rung.runs.files import to_json
 from rung.runs.query import Run, open_run, ref
 from rung.units import size
@@ -19,6 +26,8 @@ from rung.units import size
 _NUM_EVALS = 10
 _NUM_EVENTS = 10
 _NUM_SAMPLES = 8
+_NUM_NOTES = 10
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("show", short_help="Show one run.")
@@ -27,7 +36,7 @@ _NUM_SAMPLES = 8
               type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: all evals and events, with all digits.")
 def command(run: str, root: Path, as_json: bool) -> None:
-    """Show RUN: what it was, how it stands, its last evals, samples, checkpoints and events.
+    """Show RUN: what it was, what it changed, how it stands, its metrics, evals, notes, samples, checkpoints, events.
 
     RUN is piano/7, piano or piano/last for the latest, piano/best for the lowest eval loss, or a path.
 
@@ -41,7 +50,7 @@ def command(run: str, root: Path, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(_everything(found)).decode())
         return
-    for part in (_header, _config, _evals, _files, _events):
+    for part in (_header, _notes, _config, _evals, _metrics, _files, _events):
         part(found)
     _resume(found)
 
@@ -54,7 +63,11 @@ def _everything(run: Run) -> dict[str, Any]:
         "sources": run.sources(),
         "data": run.data(),
         "environment": run.environment(),
+        "metrics": {name: msgspec.to_builtins(found) for name, found in run.summary(_progress()).items()},
         "evals": run.evals(),
+        "notes": run.notes(),
+        "pinned": run.pinned(),
+        "changed": _changed(run),
         "events": list(run.events()),
         "samples": [path.relative_to(run.path).as_posix() for path in run.samples()],
         "checkpoints": run.checkpoints(),
@@ -64,15 +77,16 @@ def _everything(run: Run) -> dict[str, Any]:
 
 def _header(run: Run) -> None:
     doc = run.document
-    recipe = " ".join(filter(None, [doc.get("recipe"), doc.get("preset")]))
+    recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
     click.echo(f"{run.id}  {recipe}  {run.status_text}")
     versions = "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version)
     best = run.best
     lines = {
-        "from": doc.get("parent"),
+        "from": " ".join(filter(None, [str(doc.get("parent") or ""), _changed(run)])),
         "why": doc.get("why"),
-        "verdict": doc.get("verdict"),
-        "tags": " ".join(doc.get("tags") or []),
+        "verdict": _verdict(run),
+        "tags": " ".join(map(str, doc.get("tags") or [])),
+        "ab": _ab(doc.get("ab")),
         "command": shlex.join(map(str, doc.get("command") or [])),
         "started": f"{doc.get('created')} ({age(doc.get('created'))} ago), seed {doc.get('seed')}",
         "ended": doc.get("ended"),
@@ -84,11 +98,63 @@ def _header(run: Run) -> None:
     }
     for name, text in lines.items():
         if text:
-            click.echo(f"  {name:<9}{text}")
+            click.echo(f"  {name:<9}{one_line(text)}")
     derived = {name: value for name, value in (doc.get("derived") or {}).items() if not isinstance(value, dict | list)}
     if derived:
         text = ", ".join(f"{name} {number(value)}" for name, value in derived.items())
         click.echo(textwrap.fill(text, 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
+
+
+def _changed(run: Run) -> str:
+    """What changed against the parent, in one line; in brackets why that cannot be told."""
+    if not run.document.get("parent"):
+        return ""
+    from rung.compare.lineage import find_parent, short_change
+
+    try:
+        link = find_parent(run)
+        text = short_change(link)
+    except (RunError, OSError) as error:
+        return f"({error})"
+    return text or (f"({link.problem})" if link.problem else "")
+
+
+def _verdict(run: Run) -> str:
+    verdict = run.document.get("verdict")
+    text = str(verdict.get("text") or "") if isinstance(verdict, dict) else ""
+    return ": ".join(filter(None, [verdict_word(run), text]))
+
+
+def _ab(ab: Any) -> str:
+    if not isinstance(ab, dict):
+        return ""
+    words = [
+        f"{ab.get('arm')} of {ab.get('id')}",
+        f"base {ab.get('base')}",
+        " ".join(map(str, ab.get("overrides") or [])),
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _notes(run: Run) -> None:
+    notes = run.notes()
+    if not notes:
+        return
+    click.echo(f"\nnotes ({_how_many(notes, _NUM_NOTES)})")
+    for note in notes[-_NUM_NOTES:]:
+        for i, line in enumerate(str(note.get("text") or "").splitlines() or [""]):
+            click.echo(f"  {_when(note.get('unix_s')) if i == 0 else '':<16}  {printable(line)}".rstrip())
+
+
+def _when(unix_s: Any) -> str:
+    try:
+        return datetime.fromtimestamp(float(unix_s), UTC).strftime("%Y-%m-%d %H:%M")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return "?"
+
+
+def _how_many(things: Sequence[Any], most: int) -> str:
+    return f"all {len(things)}" if len(things) <= most else f"last {most} of {len(things)}"
 
 
 def _best(best: Mapping[str, Any]) -> str:
@@ -139,8 +205,58 @@ def _evals(run: Run) -> None:
     names = [name for event in shown for name in event if name not in ("step", "set") and _is_number(event[name])]
     columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
     rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
-    click.echo(f"\nevals ({'all' if len(shown) == len(evals) else f'last {len(shown)} of'} {len(evals)})")
+    click.echo(f"\nevals ({_how_many(evals, _NUM_EVALS)})")
     print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)))
+    if sys.stdout.isatty():
+        for name in dict.fromkeys(str(event.get("set")) for event in evals):
+            losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
+            click.echo(f"{one_line(name)} loss  {sparkline(losses)}")
+
+
+def sparkline(values: Sequence[Any], most: int = 60) -> str:
+    """A curve as one line of text; x where a value is not finite."""
+    numbers = [float(value) for value in values if _is_number(value)][-most:]
+    finite = [value for value in numbers if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] if math.isfinite(v) else "x" for v in numbers)
+
+
+def _metrics(run: Run) -> None:
+    """What the evals above do not show."""
+    found = {name: one for name, one in run.summary(_progress()).items() if not name.startswith("eval/")}
+    if not found:
+        return
+    click.echo(f"\nmetrics ({len(found)})")
+    has_bad = any(one.num_non_finite for one in found.values())
+    rows = []
+    for name, one in found.items():
+        row = [one_line(name), _short(one.last), _short(one.min), _at(one.min_step), _short(one.max), _at(one.max_step)]
+        rows.append([*row, str(one.count), *([str(one.num_non_finite)] if has_bad else [])])
+    head = ["metric", "last", "min", "at", "max", "at", "values", *(["not finite"] if has_bad else [])]
+    print_table(head, rows, numeric=range(1, len(head)))
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if math.isfinite(value) else number(float(value))
+
+
+def _at(step: int | None) -> str:
+    return "-" if step is None else str(step)
+
+
+def _progress() -> Progress | None:
+    """Tells a person how far the first reading of a long run is; nobody else."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(done: int, total: int) -> None:
+        if total > 50e6:
+            click.echo(f"\rreading {size(total)} of rows {100 * done // total} %\033[K", nl=done >= total, err=True)
+
+    return tell
 
 
 def _files(run: Run) -> None:
@@ -151,17 +267,19 @@ def _files(run: Run) -> None:
         for path in samples[-_NUM_SAMPLES:]:
             name = path.relative_to(run.path).as_posix()
             first = (str(captions.get(name) or "").splitlines() or [""])[0]
-            click.echo(f"  {name}  {first}".rstrip())
+            click.echo(f"  {printable(name)}  {one_line(first)}".rstrip())
     if checkpoints:
-        click.echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(checkpoints)}")
+        pinned = {str(step) for step in run.pinned()}
+        names = [f"{name} (pinned)" if name.lstrip("0") in pinned or name in pinned else name for name in checkpoints]
+        click.echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(names)}")
     click.echo(f"\non disk {size(run.disk_bytes())} in {run.path}")
 
 
 def _events(run: Run) -> None:
-    events = [event for event in run.events() if event.get("kind") not in ("eval", "sample")]
+    events = [event for event in run.events() if event.get("kind") not in ("eval", "sample", "note")]
     if not events:
         return
-    click.echo(f"\nevents ({'all' if len(events) <= _NUM_EVENTS else f'last {_NUM_EVENTS} of'} {len(events)})")
+    click.echo(f"\nevents ({_how_many(events, _NUM_EVENTS)})")
     rows = []
     for event in events[-_NUM_EVENTS:]:
         fields = {name: value for name, value in event.items() if name not in ("kind", "step", "unix_s", "segment")}
@@ -193,4 +311,4 @@ def number(value: Any) -> str:
         return "-"
     if isinstance(value, list):
         return "[" + ", ".join(number(v) for v in value) + "]"
-    return " ".join(str(value).split())
+    return one_line(value)

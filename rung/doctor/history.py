@@ -2,8 +2,8 @@
 
 Made from the folder of a run, or grown row by row while it is training. Nothing here computes anything of a model.
 
-The surprising thing: a series holds only the rows that have the value, so that a value that is absent and one that is
-NaN are different things. Rules count what is not finite and never average it.
+The surprising thing: a value that is absent and one that is NaN are different things (runs/series.py). Rules count
+what is not finite and never average it.
 """
 
 from __future__ import annotations
@@ -14,50 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rung.robust import SIGMA
 from rung.runs.query import Run, open_run
+from rung.runs.series import EMPTY as EMPTY
+from rung.runs.series import WINDOW as WINDOW
+from rung.runs.series import Series
 from rung.runs.tables import read_tables
-
-WINDOW = 100  # steps over which a state of a run is judged
-
-
-class Series(NamedTuple):
-    """One recorded value by step."""
-
-    steps: np.ndarray
-    values: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def finite(self) -> Series:
-        good = np.isfinite(self.values)
-        return Series(self.steps[good], self.values[good])
-
-    @property
-    def num_bad(self) -> int:
-        return int((~np.isfinite(self.values)).sum())
-
-    def last(self, num_rows: int = WINDOW) -> Series:
-        return Series(self.steps[-num_rows:], self.values[-num_rows:])
-
-    def between(self, first: int, end: int) -> Series:
-        """Steps in [first, end)."""
-        a, b = np.searchsorted(self.steps, [first, end])
-        return Series(self.steps[a:b], self.values[a:b])
-
-    @property
-    def median(self) -> float:
-        """Of the finite values; NaN where there is none."""
-        values = self.finite.values
-        return float(np.median(values)) if len(values) else float("nan")
-
-    @property
-    def sigma(self) -> float:
-        """Robust: 1.4826 times the median distance from the median."""
-        values = self.finite.values
-        return float(SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) else float("nan")
 
 
 class Table(NamedTuple):
@@ -132,9 +93,6 @@ class History:
             self.parent,
             self.superseded,
         )
-
-
-EMPTY = Series(np.zeros(0, np.int64), np.zeros(0))
 
 
 def read(run: Run, with_parent: bool = True) -> History:

@@ -2,7 +2,7 @@
 
 A row is one JSON line, `{"step": t, "unix_s": ..., name: value, ...}`, appended by one unbuffered write, so kill -9
 loses nothing that was logged (a power cut may lose what the system had not yet put on the disk). Row t describes batch
-t on state t, or an eval of state t. Floats have all their digits. There is no columnar copy at the end of a run yet.
+t on state t, or an eval of state t. Floats have all their digits. columns.py keeps a copy by column, for long runs.
 
 The surprising thing is the segments. Each attempt of a run writes its own file, 000.ndjson, 001.ndjson and so on. A
 resume starts at the last checkpoint and runs some steps again; rows of an earlier segment from the first step of a
@@ -104,8 +104,8 @@ def next_segment(folder: Path) -> int:
 def read_rows(folder: Path, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
     """Every row that counts, in order; a torn last line is skipped, broken ones are counted in `faults`."""
     faults = faults if faults is not None else Faults()
-    for path, end in _spans(folder):
-        for row in _decoded(path, _ROW, faults):
+    for path, end in spans(folder):
+        for row in _decoded(path, ROW, faults):
             if end is None or row["step"] < end:
                 yield {key: _float(value) for key, value in row.items()}
 
@@ -117,32 +117,40 @@ def read_columns(
 
     With `names` only these are parsed out of the text, several times faster; an unknown name is a column of None.
     """
-    faults = faults if faults is not None else Faults()
     if names is None:
-        return _all_columns(folder, faults)
+        return _all_columns(folder, faults if faults is not None else Faults())
     wanted = list(dict.fromkeys(["step", *names]))
-    if any(_ODD.search(name) for name in wanted):  # msgspec has no fields of such names
-        found = _all_columns(folder, faults)
-        return {name: found.get(name, [None] * len(found["step"])) for name in wanted}
-    decoder = _column_decoder(tuple(wanted))
     columns: dict[str, list[Any]] = {name: [] for name in wanted}
     appends = [columns[name].append for name in wanted]
-    for path, end in _spans(folder):
-        for row in _decoded(path, decoder, faults):
-            values = msgspec.structs.astuple(row)
-            if end is None or values[0] < end:
-                for append, value in zip(appends, values):
-                    append(_float(value))
+    for values in read_values(folder, wanted[1:], faults):
+        for append, value in zip(appends, values):
+            append(value)
     return columns
+
+
+def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None) -> Iterator[tuple[Any, ...]]:
+    """Of every row that counts its step and the values of `names`, None where it has none; a row at a time."""
+    faults = faults if faults is not None else Faults()
+    wanted = ("step", *names)
+    if any(_ODD.search(name) for name in wanted) or len(set(wanted)) != len(wanted):  # msgspec has no such fields
+        for row in read_rows(folder, faults):
+            yield tuple(row.get(name) for name in wanted)
+        return
+    decoder = _column_decoder(wanted)
+    for path, end in spans(folder):
+        for found in _decoded(path, decoder, faults):
+            values = msgspec.structs.astuple(found)
+            if end is None or values[0] < end:
+                yield tuple(map(_float, values))
 
 
 def superseded_rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """step -> the rows of that step that a resume took again, oldest first: what it was, to compare with what it is."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for path, end in _spans(folder):
+    for path, end in spans(folder):
         if end is None:
             continue
-        for row in _decoded(path, _ROW, Faults()):
+        for row in _decoded(path, ROW, Faults()):
             if row["step"] >= end:
                 found.setdefault(row["step"], []).append({key: _float(value) for key, value in row.items()})
     return found
@@ -183,7 +191,7 @@ def last_row(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-_ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
 def _float(value: Any) -> Any:
@@ -192,14 +200,14 @@ def _float(value: Any) -> Any:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = _ROW.decode(line)
+        row = ROW.decode(line)
     except ValueError:
         return None
     return {key: _float(value) for key, value in row.items()} if isinstance(row.get("step"), int) else None
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[Any], faults: Faults) -> Iterator[Any]:
-    is_dict = decoder is _ROW
+    is_dict = decoder is ROW
     for line in read_lines(path):
         try:
             row = decoder.decode(line)
@@ -211,13 +219,13 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[Any], faults: Faults) -> 
             yield row
 
 
-def _spans(folder: Path) -> list[tuple[Path, int | None]]:
-    """Each segment with the step from which later ones supersede it."""
+def spans(folder: Path) -> list[tuple[Path, int | None]]:
+    """Each segment in order, with the step from which later ones supersede it."""
     spans: list[tuple[Path, int | None]] = []
     end: int | None = None
     for _, path in reversed(segments(folder)):
         spans.append((path, end))
-        first = next((row["step"] for row in _decoded(path, _ROW, Faults())), None)
+        first = next((row["step"] for row in _decoded(path, ROW, Faults())), None)
         if first is not None:
             end = first if end is None else min(first, end)
     return spans[::-1]

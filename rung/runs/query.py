@@ -1,7 +1,9 @@
 """Reads runs: finds them by name, lists them, and says honestly how each stands.
 
-Listing reads one run.json per run and nothing else. Rows, events and files are read when asked for. Nothing is changed,
-and nothing is cached: what a Run says about a run in progress was true when it was asked.
+Listing reads one run.json per run and nothing else. Rows, events and files are read when asked for. What a Run says
+about a run in progress was true when it was asked. The only files that reading leaves behind are derived ones: columns
+and summaries of the rows (columns.py), where a summary or a series is asked for; and `.config.json`, config.yaml in a
+form that is read many times as fast, where many runs are listed.
 
 The surprising thing: `status` is not the word in run.json. A run that recorded itself as running is checked against the
 process, and may turn out to have vanished (process.py).
@@ -9,6 +11,7 @@ process, and may turn out to have vanished (process.py).
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -17,13 +20,19 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rung.errors import RunError
-from rung.runs.files import from_json, read_json, read_lines
+from rung.runs.arrays import read_lists, read_series
+from rung.runs.columns import Progress, summaries
+from rung.runs.files import from_json, read_json, read_lines, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.process import Liveness, liveness
 from rung.runs.record import STATUSES, heartbeat_of, read_document
+from rung.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from rung.runs.series import Series
 
 ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
 _REF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:/([0-9]+|last|best))?/?")
@@ -36,6 +45,8 @@ class Run:
         self.path = path
         self.document = document
         self.id: str = document["id"]
+        self._config: dict[str, Any] | None = None
+        self._summary: dict[str, Summary] | None = None
 
     @cached_property
     def _liveness(self) -> Liveness:
@@ -70,15 +81,11 @@ class Run:
             last = last if row is None else row["step"]
         return None if last is None else int(last)
 
-    def config(self) -> dict[str, Any]:
-        """The resolved configuration, as a tree."""
-        import yaml  # type: ignore[import-untyped]
-
-        try:
-            tree = yaml.safe_load((self.path / "config.yaml").read_bytes())
-        except (OSError, yaml.YAMLError) as error:
-            raise RunError(f"{self.path / 'config.yaml'} cannot be read: {error}.") from error
-        return tree or {}
+    def config(self, keep: bool = False) -> dict[str, Any]:
+        """The resolved configuration, as a tree; with `keep` a quick copy of it is left for the next listing."""
+        if self._config is None:  # it is written once, before the first step
+            self._config = read_config(self.path, keep)
+        return self._config
 
     def sources(self) -> dict[str, str]:
         """Dotted key -> who set it."""
@@ -96,8 +103,17 @@ class Run:
         return self._json("init.json")
 
     def notes(self) -> list[dict[str, Any]]:
-        """text and unix_s of what people wrote beside the run, oldest first."""
-        return list(self.events("note"))
+        """text and unix_s of what people wrote beside the run and did not take back, oldest first."""
+        kept: list[dict[str, Any]] = []
+        for event in self.events():
+            if event.get("kind") == "note":
+                kept.append(event)
+            elif event.get("kind") == "note_undone":
+                undone = (event.get("of_unix_s"), str(event.get("text")))
+                places = [i for i, n in enumerate(kept) if (n.get("unix_s"), str(n.get("text"))) == undone]
+                if places:
+                    del kept[places[-1]]
+        return kept
 
     def environment(self) -> dict[str, Any]:
         """Of the last attempt."""
@@ -119,7 +135,8 @@ class Run:
 
         An eval event holds `results`, set -> name -> value.
         """
-        starts = [(s.get("number", 0), s.get("first_step")) for s in self.document.get("segments") or []]
+        parts = [part for part in self.document.get("segments") or [] if isinstance(part, dict)]
+        starts = [(part.get("number", 0), part.get("first_step")) for part in parts]
         found: dict[tuple[int, str], dict[str, Any]] = {}
         for event in self.events("eval"):
             step, segment, results = event.get("step"), event.get("segment", 0), event.get("results")
@@ -129,17 +146,61 @@ class Run:
             if any(number > segment and first is not None and step > first for number, first in starts):
                 continue
             for name, values in results.items() if isinstance(results, dict) else ():
-                found[step, name] = {"step": step, "set": name, **values}
+                if isinstance(values, dict):
+                    found[step, name] = {"step": step, "set": name, **values}
         return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
     def metrics(self, names: Sequence[str] | None = None, faults: Faults | None = None) -> dict[str, list[Any]]:
-        """Columns over all attempts, with `step`; see metrics.read_columns."""
-        return read_columns(self.path / "metrics", names, faults)
+        """Columns over all attempts, with `step`, as lists of equal length; None where a row has no such value.
+
+        Faults are counted in rows that are read; of a long run, names are read out of the copy by column.
+        """
+        copied = None if names is None or faults is not None else read_lists(self.path / "metrics", names)
+        return read_columns(self.path / "metrics", names, faults) if copied is None else copied
+
+    def summary(self, progress: Progress | None = None) -> dict[str, Summary]:
+        """Metric -> count, last, min and max with their steps; kept beside the rows, so the second look is quick."""
+        if self._summary is not None:
+            return self._summary
+        with self._reading_rows():
+            found = summaries(self.path / "metrics", progress)
+        found.pop("unix_s", None)
+        if self.document.get("status") != "running":
+            self._summary = found
+        return found
+
+    def names(self) -> list[str]:
+        """The metrics that were recorded, as `series` takes them: loss, norm, eval/full_val/loss."""
+        return list(self.summary())
+
+    def series(self, name: str) -> Series:
+        """Steps and values of a metric, as numpy arrays, of the rows that have it; RunError where none has."""
+        with self._reading_rows():
+            found = read_series(self.path / "metrics", name)
+        if not len(found) and name not in (known := self.names()):
+            raise RunError(f"{self.id} recorded no {name}; {nearest(name, known)}")
+        return found
+
+    def frame(self, names: Sequence[str] | None = None, kind: str | None = None) -> Any:
+        """`step` and these metrics as a data frame of "pandas" or "polars"; None: the one that is installed.
+
+        Has the rows with at least one of `names`; without names all rows and metrics. Absent is null, and not NaN.
+        """
+        from rung.runs.frames import frame
+
+        return frame(self, names, kind)
 
     def checkpoints(self) -> list[str]:
         """Names of the whole checkpoints, oldest first; one without a manifest is not whole."""
         names = [p.name for p in _folders(self.path / "checkpoints") if (p / "manifest.json").is_file()]
         return sorted(names, key=_by_number)
+
+    def pinned(self) -> list[int]:
+        """Steps of the checkpoints that are kept for good."""
+        try:
+            return [int(word) for word in (self.path / "checkpoints" / "pinned").read_text().split()]
+        except (OSError, ValueError):
+            return []
 
     def samples(self) -> list[Path]:
         return [p for folder in _folders(self.path / "samples") for p in sorted(folder.iterdir()) if p.is_file()]
@@ -156,6 +217,14 @@ class Run:
                 seen[stat.st_dev, stat.st_ino] = stat.st_size
         return sum(seen.values())
 
+    @contextlib.contextmanager
+    def _reading_rows(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = (error.strerror or str(error)).lower()
+            raise RunError(f"the rows of {self.path} cannot be read: {what}.") from error
+
     def _json(self, name: str) -> dict[str, Any]:
         try:
             value = read_json(self.path / name)
@@ -164,6 +233,11 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path / name} cannot be read: {error}.") from error
         return value if isinstance(value, dict) else {}
+
+
+def root_of(root: Path | str | None = None) -> Path:
+    """The folder of the runs: as given, else $RUNG_RUNS, else ./runs."""
+    return Path(root if root is not None else os.environ.get("RUNG_RUNS") or "runs")
 
 
 def open_run(ref: str | Path, root: Path) -> Run:
@@ -209,11 +283,57 @@ def experiments(root: Path) -> list[str]:
     return [path.name for path in _folders(root) if not path.name.startswith(".") and _numbers(path)]
 
 
+def read_config(path: Path, keep: bool = False) -> dict[str, Any]:
+    """config.yaml of a run, out of its quick copy where that is of this file."""
+    file, copy = path / "config.yaml", path / ".config.json"
+    try:
+        stat = file.stat()
+        mark = [stat.st_size, stat.st_mtime_ns]
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = read_json(copy)
+            if found["of"] == mark and isinstance(found["config"], dict):
+                return found["config"]
+        tree = _yaml(file)
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+    if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
+        with contextlib.suppress(OSError):
+            beside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
+            beside.write_bytes(data)
+            os.replace(beside, copy)
+    return tree
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        tree = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What somebody may have meant: the end of a sentence."""
+    if not known:
+        return "there are none."
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [k for k in known if name and name in k][:3]
+    return (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else '.'}"
+    )
+
+
 def _in_experiment(root: Path, experiment: str, which: str) -> Run:
     if which.isdecimal():
         path = root / experiment / str(int(which))
         if (path / "run.json").is_file():
             return Run(path, read_document(path))
+        moved = now_called(root, f"{experiment}/{int(which)}")
+        if moved is not None:
+            raise RunError(f"{experiment}/{which} is now {moved}: it was moved.")
         numbers = _numbers(root / experiment)
         raise RunError(f"there is no {experiment}/{which}; {experiment} has {_span(numbers)} (rung ls {experiment}).")
     if which == "last":
@@ -221,12 +341,26 @@ def _in_experiment(root: Path, experiment: str, which: str) -> Run:
             path = root / experiment / str(number)
             if (path / "run.json").is_file():
                 return Run(path, read_document(path))
+        moved = now_called(root, experiment)
+        if moved is not None:
+            raise RunError(f"the runs of {experiment} were moved, one of them to {moved} (rung ls lists all).")
         raise RunError(f"{experiment} has no runs under {root} yet.")
     scored = [(_loss(run), run) for run in list_runs(root, experiment, [])]
     scored = [(loss, run) for loss, run in scored if math.isfinite(loss)]
     if not scored:
         raise RunError(f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment}).")
     return min(scored, key=lambda pair: pair[0])[1]
+
+
+def now_called(root: Path, name: str) -> str | None:
+    """The id of the run that had this one before `rung mv`, or for an experiment that of one of its runs."""
+    found = None
+    for run in list_runs(root, problems=[]):
+        formerly = run.document.get("formerly")
+        for old in formerly if isinstance(formerly, list) else ():
+            if name in (old, str(old).rpartition("/")[0]):
+                found = run.id
+    return found
 
 
 def _loss(run: Run) -> float:
