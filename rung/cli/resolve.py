@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rung.config import Config, Layer, Schema, load_file, parse_overrides
 from rung.engine.config import Engine
-from rung.errors import ConfigError
+from rung.errors import ConfigError, RunError
 from rung.recipe import Recipe
 from rung.recipes import find_recipe, preset_layer
+
+if TYPE_CHECKING:
+    from rung.runs.query import Run
 
 runs_option = click.option(
     "--runs",
@@ -59,6 +63,17 @@ def resolve(
     if overrides:
         layers.append(Layer("command line", overrides))
     return Resolved(recipe_class, schema_of(recipe_name, recipe_class).resolve(layers), preset)
+
+
+def recipe_of(run: Run) -> str:
+    """The recipe that builds its model again; refuses a run that rung did not train."""
+    recipe = str(run.document.get("recipe"))
+    if recipe == "own loop":
+        again = shlex.join(map(str, run.document.get("command") or []))
+        raise RunError(f"{run.id} was trained by a script of its own, which rung cannot build; run it again: {again}")
+    if run.document.get("imported"):
+        raise RunError(f"{run.id} came from another tracker ({recipe}); there is no model that rung could build")
+    return recipe
 
 
 def run_layer(run_id: str, tree: dict[str, Any], sources: dict[str, str]) -> Layer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.resolve import Resolved, resolve, run_layer, runs_option
+from rung.cli.resolve import Resolved, recipe_of, resolve, run_layer, runs_option
 from rung.cli.train import follow, mirror_option, open_mirrors, require_mirrors
 from rung.config import differences, parse_overrides
 from rung.errors import ConfigError, RunError
@@ -89,7 +89,7 @@ def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str
 
 def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
     """The run's own config with these overrides."""
-    return resolve(run.document["recipe"], words, base=[run_layer(run.id, run.config(), run.sources())])
+    return resolve(recipe_of(run), words, base=[run_layer(run.id, run.config(), run.sources())])
 
 
 def same_learning(run: Run, words: tuple[str, ...]) -> Resolved:

@@ -290,7 +290,8 @@ def _events(run: Run) -> None:
 
 
 def _resume(run: Run) -> None:
-    if run.status in ("running", "finished"):
+    is_ours = run.document.get("recipe") != "own loop" and not run.document.get("imported")
+    if run.status in ("running", "finished") or not is_ours:
         return
     name = ref(run.path, run.id)
     if run.checkpoints():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.resolve import Resolved, resolve, run_layer, runs_option
+from rung.cli.resolve import Resolved, recipe_of, resolve, run_layer, runs_option
 from rung.config import differences
 from rung.errors import UserError
 from rung.recipes import short_name
@@ -90,7 +90,7 @@ def command(
         run = open_run(parent, runs_root)
         if recipe is not None and "=" in recipe:
             words, recipe = (recipe, *words), None
-        recipe = recipe or run.document["recipe"]
+        recipe = recipe or recipe_of(run)
         base, before = [run_layer(run.id, run.config(), run.sources())], run.config()
         parent, experiment = run.id, experiment or run.document["experiment"]
     if recipe is None:

@@ -73,7 +73,7 @@ class Record:
         recipe: str,
         preset: str | None,
         command: list[str],
-        seed: int,
+        seed: int | None,
         config: Mapping[str, Any],
         sources: Mapping[str, str],
         derived: Mapping[str, Any],

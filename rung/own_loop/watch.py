@@ -1,0 +1,245 @@
+"""Measures the updates of somebody's own loop, through the hooks that torch's optimizers have.
+
+The norm of all gradients and the learning rate at each update; norms of each gradient, weight and change in the first
+updates and then at every so many, in the columns of the engine, so that the doctor reads them. Where norms would take
+more than a share of the time, some are left out after the first updates: on a CPU, reading 100 thousand gradients takes
+1 % of a step of 10 ms. Numbers stay on the device. Nothing of the model or the gradients is changed.
+
+The surprising thing: hooks see the gradients as the optimizer gets them. A loop that clips has clipped them by then, so
+what clip_grad_norm_ returns, logged as grad_norm, is the norm before, and ours becomes norm_clipped. And an optimizer
+that is given a closure gets them in the middle of its step, so then they are looked at after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rung.engine.initial import checksums
+from rung.engine.layers import Layers
+from rung.engine.signals import Layered
+from rung.engine.step import Trained
+from rung.errors import UserError
+from rung.own_loop.again import unwrapped
+from rung.own_loop.current import torch_seed
+from rung.own_loop.kept import LOSSES, trained_of
+from rung.own_loop.logged import is_away
+from rung.own_loop.pairing import Update
+
+if TYPE_CHECKING:
+    from rung.own_loop.run import OwnRun
+
+FIRST = 20  # updates that are all measured
+LOW = (torch.float16, torch.bfloat16)
+# Of an optimizer's first group, and what scripts call it. Not lr, which a schedule moves: each row has it.
+_KEPT = {
+    "name": ("optim", "optimizer_name", "opt"),
+    "eps": ("eps", "epsilon", "adam_eps", "adam_epsilon"),
+    "weight_decay": ("weight_decay", "wd"),
+    "beta1": ("beta1", "adam_beta1", "betas"),
+    "beta2": ("beta2", "adam_beta2", "betas"),
+    "momentum": ("momentum",),
+    "nesterov": ("nesterov",),
+    "amsgrad": ("amsgrad",),
+}
+
+
+class Purse:
+    """May spend a share of the time that passes."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._left_s, self._seen = share, 0.0, time.perf_counter()
+
+    def spent(self, begun: float) -> None:
+        self._left_s -= time.perf_counter() - begun
+
+    def is_affordable(self) -> bool:
+        """Whether what was spent so far has been earned; nothing is saved up."""
+        now = time.perf_counter()
+        self._left_s, self._seen = min(0.0, self._left_s + self._share * (now - self._seen)), now
+        return self._left_s >= 0.0
+
+
+class Watch:
+    def __init__(self, run: OwnRun, model: Any, optimizer: Any, every: int, share: float) -> None:
+        if not isinstance(model, nn.Module):
+            raise UserError(f"watch() takes a module of torch, not {type(model).__name__}")
+        self._run, self._model, self._every = run, unwrapped(model), int(every)
+        self._handles: list[Any] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._layers: Layers | None = None
+        self._trained: Trained | None = None
+        self._num_groups = -1
+        self._parameters: dict[int, list[Tensor]] = {}
+        self._norms: list[Tensor] = []  # of each gradient, of the optimizers that have begun this update
+        self._wants_norm, self._is_host = False, False
+        self._measures = False
+        self._share = float(share)
+        self._norm, self._table = Purse(share / 2), Purse(share / 2)
+        self._note_start()
+        if optimizer is not None:
+            self._adopt(optimizer if isinstance(optimizer, list | tuple) else [optimizer])
+        else:
+            own = {id(p) for p in self._model.parameters()}
+            self._handles.append(register_optimizer_step_pre_hook(lambda *of: self._look_for(own, of[0])))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _note_start(self) -> None:
+        """What the weights were, while they still are; what there is to train."""
+        parameters = list(self._model.parameters())
+        if not self._run.num_updates and parameters:
+            self._run.keep("init.json", checksums(self._model))
+        device = parameters[0].device if parameters else torch.device("cpu")
+        is_cuda = device.type == "cuda"
+        group = torch.distributed
+        is_shared = group.is_available() and group.is_initialized()
+        self._run.derive(
+            parameters=sum(p.numel() for p in parameters),
+            trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+            device=torch.cuda.get_device_name(device) if is_cuda else str(device),
+            dtype=str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+            num_ranks=group.get_world_size() if is_shared else 1,
+            threads=torch.get_num_threads(),
+        )
+
+    def _look_for(self, own: set[int], found: torch.optim.Optimizer) -> None:
+        """The first step of an optimizer that holds something of the model, where the script named none."""
+        if self._optimizers or not any(id(p) in own for group in found.param_groups for p in group["params"]):
+            return
+        self._adopt([found])  # torch asks the hooks of one optimizer after those of all, so this step is seen too
+
+    def _adopt(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            optimizer = _inner(optimizer)
+            self._optimizers.append(optimizer)
+            self._handles.append(optimizer.register_step_pre_hook(lambda *of: self._safely(self._before, *of)))
+            self._handles.append(optimizer.register_step_post_hook(lambda *of: self._safely(self._after, *of)))
+        described = _described(self._optimizers)
+        self._run.add_config({f"optimizer.{key}": (value, _KEPT[key]) for key, value in described.items()})
+        seed = torch_seed()
+        if seed is not None:
+            self._run.found_seed(seed)
+
+    def _notice_parameters(self) -> None:
+        """At the first update, and when a group was added."""
+        num_groups = sum(len(optimizer.param_groups) for optimizer in self._optimizers)
+        if num_groups != self._num_groups:
+            self._num_groups = num_groups
+            self._trained = trained_of(self._optimizers)
+            self._layers = Layers(self._model, [self._trained])
+            self._is_host = all(p.is_cpu for p in self._trained.parameters)
+            self._parameters = {
+                id(optimizer): [p for group in optimizer.param_groups for p in group["params"]]
+                for optimizer in self._optimizers
+            }
+
+    def _safely(self, act: Callable[..., None], *call: Any) -> None:
+        """A hook that raises would end somebody's training."""
+        try:
+            act(*call)
+        except Exception as error:
+            self.remove()
+            self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is self._optimizers[0]:
+            self._notice_parameters()
+            number = self._run.num_updates
+            self._norms, is_first = [], number < FIRST
+            if number == FIRST:  # what was spent on the first ones is forgiven
+                self._norm, self._table = Purse(self._share / 2), Purse(self._share / 2)
+            is_due = self._every > 0 and (number % self._every == 0 or (is_first and number < self._every))
+            self._measures = is_due and (is_first or self._table.is_affordable())
+            self._wants_norm = self._measures or is_first or not self._is_host or self._norm.is_affordable()
+            if self._measures and self._layers is not None and self._trained is not None:
+                begun = time.perf_counter()
+                self._layers.begin([self._trained], None)
+                self._table.spent(begun)
+        if not _has_closure(args, kwargs):
+            self._take_norms(optimizer)
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):
+            self._take_norms(optimizer)
+        if optimizer is not self._optimizers[-1] or self._trained is None:
+            return
+        lr = self._optimizers[0].param_groups[0]["lr"]
+        update = Update({"lr": lr if type(lr) is float else float(lr) if not is_away(lr) else lr.clone()})
+        if self._norms:
+            norms = torch.stack(_on_one_device(self._norms))
+            norm = torch.linalg.vector_norm(norms)
+            update.values["norm"] = norm if is_away(norm) else norm.item()
+            if self._measures:
+                begun = time.perf_counter()
+                update.tables = self._measured(norms)
+                self._table.spent(begun)
+        self._run.update_taken(update)
+
+    def _take_norms(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._wants_norm:
+            return
+        begun = time.perf_counter()
+        gradients = [g for p in self._parameters[id(optimizer)] if (g := p.grad) is not None]
+        scale = getattr(optimizer, "grad_scale", None)  # a GradScaler leaves it to a fused optimizer to unscale
+        with torch.no_grad():
+            norms = _norms(gradients) if gradients else []
+            self._norms += norms if scale is None else [norm / scale for norm in norms]
+        self._norm.spent(begun)
+
+    def _measured(self, norms: Tensor) -> dict[str, Layered]:
+        assert self._layers is not None
+        try:
+            self._layers.end({LOSSES: norms})
+        except Exception as error:  # an optimizer with a state of its own kind, sharded tensors: the loop is worth more
+            self._every = 0
+            self._run.tell(f"norms per tensor are left out: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+            return {}
+        return {"tensors": Layered(self._layers.names, {**self._layers.measured, **self._layers.fixed})}
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """Of each gradient; in float32 at least, for in float16 squares overflow."""
+    kinds = {(g.dtype, g.layout) for g in gradients}
+    if any(layout is not torch.strided for _, layout in kinds):
+        gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    is_low = any(dtype in LOW for dtype, _ in kinds)
+    return list(torch._foreach_norm(gradients, 2, torch.float32) if is_low else torch._foreach_norm(gradients))
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None  # the first is the optimizer itself
+
+
+def _on_one_device(norms: list[Tensor]) -> list[Tensor]:
+    first = norms[0].device
+    return norms if all(norm.device == first for norm in norms) else [norm.to(first) for norm in norms]
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer whose step does it, out of somebody's wrapper, as accelerate has one."""
+    for _ in range(8):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        optimizer = inner
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(f"watch() takes an optimizer of torch, not {type(optimizer).__name__}")
+    return optimizer
+
+
+def _described(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    """What the optimizer does, also where the script's configuration does not say."""
+    group = dict(optimizers[0].param_groups[0])
+    if "betas" in group:
+        group["beta1"], group["beta2"] = group["betas"]
+    said = {"name": type(optimizers[0]).__name__.lower()} | {key: group[key] for key in _KEPT if key in group}
+    return {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
