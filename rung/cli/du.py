@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rung.runs.disk import Usage
+    from rung.runs.house.disk import Usage
+    from rung.runs.house.places import Place
 
 
 @click.command("du", short_help="Say how much disk each run takes.")
-@click.argument("experiments", nargs=-1)
+@click.argument("words", nargs=-1, metavar="[EXPERIMENT | RUN]...")
 @click.option("-n", "--top", "num_top", type=click.IntRange(min=1), help="Only the N largest runs.")
 @click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
               type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes.")
-def command(experiments: tuple[str, ...], num_top: int | None, root: Path, as_json: bool) -> None:
-    """Say how much disk the runs take, all or those of EXPERIMENTS, the largest first.
+def command(words: tuple[str, ...], num_top: int | None, root: Path, as_json: bool) -> None:
+    """Say how much disk the runs take, all or those that are named, the largest first.
 
     Sizes are those of the files; one with several names (a hard link) counts once in a run and once in the total.
     Rows, tables and events count as metrics.
@@ -27,20 +28,22 @@ def command(experiments: tuple[str, ...], num_top: int | None, root: Path, as_js
     Examples:
       rung du
       rung du piano -n 10
+      rung du piano/3..7
       rung du --json
     """
-    from rung.runs.disk import bytes_below, sum_once, usage
     from rung.runs.files import to_json
-    from rung.runs.house import places_of
-    from rung.runs.query import experiments as all_experiments
-    from rung.runs.query import list_runs
-    from rung.runs.trash import TRASH
+    from rung.runs.house.disk import bytes_below, sum_once, usage
+    from rung.runs.house.places import choose, places_of
+    from rung.runs.house.trash import TRASH
+    from rung.runs.query import experiments, list_runs
 
-    for name in experiments:
-        if not places_of(root, name):
-            list_runs(root, name, [])  # says so where there is no such experiment
-    names = dict.fromkeys(experiments) if experiments else all_experiments(root)
-    found = [usage(place.path, place.id) for name in names for place in places_of(root, name)]
+    places: dict[Path, Place] = {}
+    for word in words or experiments(root):
+        chosen = choose([word], root) if "/" in word.rstrip("/") else places_of(root, word.rstrip("/"))
+        if not chosen:
+            list_runs(root, word, [])  # says so where there is no such experiment
+        places |= {place.path.resolve(): place for place in chosen}
+    found = [usage(place.path, place.id) for place in places.values()]
     found.sort(key=lambda one: -one.total)
     total, trash = sum_once(found), bytes_below(root / TRASH)
     if as_json:
@@ -59,7 +62,7 @@ def command(experiments: tuple[str, ...], num_top: int | None, root: Path, as_js
 
 def _show(found: list[Usage], num_top: int | None, total: int) -> None:
     from rung.cli.table import print_table, printable
-    from rung.runs.disk import KINDS
+    from rung.runs.house.disk import KINDS
     from rung.units import size
 
     def cells(name: str, num_bytes: int, by_kind: dict[str, int]) -> list[str]:

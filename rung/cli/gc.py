@@ -11,7 +11,7 @@ import click
 from rung.cli.table import print_table, printable
 
 if TYPE_CHECKING:
-    from rung.runs.clearing import Plan
+    from rung.runs.house.clearing import Plan
 
 _WORDS = {
     "trash": "runs in the trash",
@@ -45,8 +45,8 @@ def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, ro
       rung gc --days 30 --checkpoints --yes
       rung gc --derived --dry-run --json
     """
-    from rung.runs.clearing import clear
     from rung.runs.files import to_json
+    from rung.runs.house.clearing import clear
 
     is_real = yes and not dry_run
     plan = clear(root, days, aside=aside, copies=copies, is_real=is_real)

@@ -126,6 +126,7 @@ class Wish:
 def _bring_all(histories: Iterable[History], problems: list[str], **options: Any) -> None:
     """Brings in each, prints a table; what cannot be read costs no other run, and is said last."""
     from rung.cli.progress import reporter
+    from rung.cli.table import one_line
     from rung.runs.files import to_json
 
     wish = Wish(**options)
@@ -141,7 +142,7 @@ def _bring_all(histories: Iterable[History], problems: list[str], **options: Any
     else:
         _print(done, wish.is_dry)
     for problem in problems:
-        click.echo(problem, err=True)
+        click.echo(one_line(problem), err=True)
 
 
 def _brought(histories: Iterable[History], wish: Wish, report: Callable[[str, int, int], None]) -> list[Brought]:
@@ -173,19 +174,14 @@ def _plain(brought: Brought) -> dict[str, Any]:
 
 
 def _print(done: list[Brought], is_dry: bool) -> None:
-    from rung.cli.ls import print_table
+    from rung.cli.table import one_line, print_table
 
     rows = []
     for brought in done:
         history = brought.history
         run = brought.run_id or "-"
         counts = [str(history.num_rows), str(len(history.names)), str(brought.num_evals)]
-        rows.append([_line(history.name), run, history.status, *counts, _line(brought.remark)])
+        rows.append([one_line(history.name), run, history.status, *counts, one_line(brought.remark)])
     print_table(["source", "run", "status", "rows", "metrics", "evals", "remark"], rows, numeric=(3, 4, 5))
     num_new = sum(brought.run_id is not None for brought in done)
     click.echo("nothing was written (--dry-run)" if is_dry else f"{num_new} of {len(done)} runs brought in")
-
-
-def _line(text: str) -> str:
-    """One line without control characters: a name may hold anything."""
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rung.runs.moving import Moving
+    from rung.runs.house.journal import Moving
 
 
 @click.command("mv", short_help="Rename an experiment, or move runs.")
@@ -33,7 +33,7 @@ def command(source: str, target: str, force: bool, root: Path, as_json: bool) ->
       rung mv piano/3..5 old
     """
     from rung.runs.files import to_json
-    from rung.runs.moving import move
+    from rung.runs.house.moving import move
 
     left, moved = move(source, target, root, force)
     both = [one for one in (left, moved) if one is not None]

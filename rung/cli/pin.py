@@ -57,7 +57,7 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
 
 def _show(run: Run, folder: Path) -> None:
     from rung.cli.table import print_table
-    from rung.runs.disk import bytes_below
+    from rung.runs.house.disk import bytes_below
     from rung.runs.marks import saves
     from rung.units import size
 

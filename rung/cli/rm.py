@@ -14,8 +14,8 @@ import click
 from rung.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from rung.runs.house import Place, Standing
-    from rung.runs.trash import Removed
+    from rung.runs.house.places import Place, Standing
+    from rung.runs.house.trash import Removed
 
 
 @click.command("rm", short_help="Put runs into the trash.")
@@ -47,7 +47,7 @@ def command(
       rung rm --list
     """
     from rung.runs.files import to_json
-    from rung.runs.trash import bring_back, remove, removed
+    from rung.runs.house.trash import bring_back, remove, removed
 
     if is_list:
         _refuse(runs, undo, failed, "--list shows all of the trash and takes neither RUNS nor other options")
@@ -66,15 +66,19 @@ def command(
         click.echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
         return
     _check(places, force)
-    gone = [place.id for place in places] if dry_run else [one.id for one in remove(places, force)]
+    gone = [place.id for place in places]
+    if not dry_run:
+        remove(places, force)
     if as_json:
         click.echo(to_json(gone).decode())
         return
     for name in gone:
         click.echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
-    if not dry_run:
-        where = "" if root == Path(os.environ.get("RUNG_RUNS", "runs")) else f" --runs {shlex.quote(str(root))}"
-        click.echo(f"to undo: rung rm --undo {' '.join(gone) if len(gone) <= 8 else ''}".rstrip() + where)
+    for folder in dict.fromkeys(place.root for place in places) if not dry_run else ():
+        names = [place.id for place in places if place.root == folder]
+        usual = Path(os.environ.get("RUNG_RUNS", "runs"))
+        where = "" if folder.resolve() == usual.resolve() else f" --runs {shlex.quote(str(folder))}"
+        click.echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)
 
 
 def _refuse(runs: Sequence[str], undo: bool, failed: str | None, text: str) -> None:
@@ -83,7 +87,7 @@ def _refuse(runs: Sequence[str], undo: bool, failed: str | None, text: str) -> N
 
 
 def _places(words: Sequence[str], failed: str | None, root: Path) -> list[Place]:
-    from rung.runs.house import choose, place_of
+    from rung.runs.house.places import choose, place_of
     from rung.runs.query import list_runs
 
     if not words and failed is None:
@@ -100,7 +104,8 @@ def _places(words: Sequence[str], failed: str | None, root: Path) -> list[Place]
 
 def _check(places: Sequence[Place], force: bool) -> None:
     """All of them may go, or none does."""
-    from rung.runs.house import needed_by, refuse_running, standing
+    from rung.runs.house.needs import needed_by
+    from rung.runs.house.places import refuse_running, standing
 
     targets: list[Standing] = [standing(place) for place in places]
     for target in targets:
@@ -117,8 +122,8 @@ def _check(places: Sequence[Place], force: bool) -> None:
 
 def _show(there: Sequence[Removed], as_json: bool) -> None:
     from rung.cli.table import print_table
-    from rung.runs.disk import bytes_below
     from rung.runs.files import to_json
+    from rung.runs.house.disk import bytes_below
     from rung.units import duration, size
 
     rows = [(one, bytes_below(one.run)) for one in there]

@@ -39,7 +39,7 @@ def command(ctx: click.Context, words: tuple[str, ...], root: Path, as_json: boo
     """
     from rung.cli.table import print_table, printable
     from rung.runs.files import to_json
-    from rung.runs.house import tag_counts
+    from rung.runs.house.tags import tag_counts
     from rung.runs.query import list_runs
 
     on, off = [word[1:] for word in words if word.startswith("+")], ctx.meta["off"]
@@ -65,9 +65,10 @@ def command(ctx: click.Context, words: tuple[str, ...], root: Path, as_json: boo
 def _tag(words: Sequence[str], on: Sequence[str], off: Sequence[str], root: Path, as_json: bool) -> None:
     from rung.cli.table import printable
     from rung.runs.files import to_json
-    from rung.runs.house import check_tag, choose, retag, standing, tags_of
+    from rung.runs.house.places import choose, standing
+    from rung.runs.house.tags import check_tag, normal, retag, tags_of
 
-    on, places = [check_tag(tag) for tag in on], choose(words, root)
+    on, off, places = [check_tag(tag) for tag in on], [normal(tag) for tag in off], choose(words, root)
     both = sorted({*on} & {*off})
     if both:
         raise UserError(f"{both[0]} is to be put on and taken off; say one of the two")

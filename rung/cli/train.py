@@ -83,8 +83,10 @@ def command(
       rung train piano --mirror tensorboard
       torchrun --nproc-per-node 2 -m rung train piano
     """
+    from rung.runs.house.tags import check_tag
     from rung.runs.query import open_run
 
+    tags = tuple(check_tag(tag) for tag in tags)
     base, before = None, None
     if parent is not None:
         run = open_run(parent, runs_root)

@@ -2,7 +2,7 @@
 
 A run is whole or absent: run.json comes last. It says where it came from under `imported`, and the same run of the
 same tracker is brought once, unless asked for again. Metrics that surely are what rung has a name for get that name
-(`renamed_to`), evals become evals (runs/evalnames.py); the old names are kept under `imported`.
+(`renamed_to`), evals become evals (runs/metricnames.py); the old names are kept under `imported`.
 
 The surprising thing: nothing of this machine goes into the run. Times, versions and packages are those of the source,
 and what it does not say stays unknown; that a run's code is not known is said, not guessed.
@@ -23,20 +23,13 @@ from typing import Any
 import msgspec
 
 from rung.files import write_whole
-from rung.neighbours.history import History, flattened
-from rung.runs.evalnames import eval_name
+from rung.neighbours.history import History, flattened, is_time
 from rung.runs.files import plain, to_json, write_json
+from rung.runs.metricnames import eval_of, usual_name
 from rung.runs.metrics import numbers
 from rung.runs.query import Run, list_runs
 from rung.runs.record import SCHEMA, check_name, claimed
 
-# What other loops call it -> what rung calls it; only where there is no doubt.
-_NAMES = {
-    "train/loss": "loss", "train_loss": "loss", "training_loss": "loss", "loss/train": "loss", "training/loss": "loss",
-    "train/grad_norm": "norm", "grad_norm": "norm", "gradient_norm": "norm", "train/grad_norm_total": "norm",
-    "train/learning_rate": "lr", "learning_rate": "lr", "train/lr": "lr", "lr-adam": "lr", "lr-adamw": "lr",
-    "lr-sgd": "lr",
-}  # fmt: skip
 _OURS = ("step", "unix_s")  # every row has these already
 
 
@@ -99,18 +92,20 @@ def renamed(history: History) -> dict[str, str]:
     out = {}
     for name in names:
         new = f"{history.tracker}/{name}" if name in _OURS else renamed_to(name)
-        if new in taken and new != name:
+        if name not in _OURS and new in taken and new != name:
             new = name
+        while name in _OURS and new in taken:
+            new = f"{history.tracker}/{new}"
         taken.add(new)
         out[name] = new
     return out
 
 
 def renamed_to(name: str) -> str:
-    found = eval_name(name)
+    found = eval_of(name)
     if found is not None:
         return f"eval/{found[0]}/{found[1]}"
-    return _NAMES.get(name.lower(), name)
+    return usual_name(name) or name
 
 
 def left_out(history: History) -> str:
@@ -134,7 +129,7 @@ def _rows(history: History, names: Mapping[str, str]) -> bytes:
 
 def _evals(history: History, names: Mapping[str, str]) -> list[dict[str, Any]]:
     """The eval events: of each step, set -> name -> value."""
-    which = {name: eval_name(name) for name, new in names.items() if new.startswith("eval/")}
+    which = {name: eval_of(name) for name, new in names.items() if new.startswith("eval/")}
     events = []
     for step, unix_s, values in history.rows():
         results: dict[str, dict[str, Any]] = {}
@@ -160,12 +155,13 @@ def _events(history: History, evals: list[dict[str, Any]]) -> bytes:
 
 def _document(history: History, experiment: str, number: int, evals: list[dict[str, Any]]) -> dict[str, Any]:
     steps = [step for step, _, _ in history.rows()]
-    created = _utc(time.time() if history.started is None else history.started)
+    started, ended = (when if when is not None and is_time(when) else None for when in (history.started, history.ended))
+    created = _utc(time.time() if started is None else started)
     seed = next((history.config[key] for key in ("seed", "random_seed") if key in history.config), None)
     packages = history.environment.get("packages") or {}
     versions = {"python": history.environment.get("python"), "torch": packages.get("torch")}
     segment = {"number": 0, "started": created, "first_step": steps[0] if steps else None, "command": history.command}
-    elapsed = (history.ended or 0.0) - (history.started or 0.0)
+    elapsed = 0.0 if started is None or ended is None else ended - started
     return {
         "schema": SCHEMA,
         "uid": uuid.uuid4().hex,
@@ -182,7 +178,7 @@ def _document(history: History, experiment: str, number: int, evals: list[dict[s
         "command": history.command,
         "seed": seed if isinstance(seed, int) else None,
         "created": created,
-        "ended": None if history.ended is None else _utc(history.ended),
+        "ended": None if ended is None else _utc(ended),
         "versions": {name: version for name, version in versions.items() if version},
         "process": None,
         "best": _best(evals),

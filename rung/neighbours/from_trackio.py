@@ -69,7 +69,7 @@ def _runs(database: sqlite3.Connection, path: Path, columns: dict[str, set[str]]
 
     def history_of(run: str, name: str) -> History:
         if run not in found:
-            found[run] = History("trackio", f"{path.stem}/{run}", path, name, path.stem, reason=_END)
+            found[run] = History("trackio", f"{path.stem}/{run}", path, str(name), path.stem, reason=_END)
         return found[run]
 
     for run, name, when, step, values in _select(database, "metrics", columns, "timestamp", "step", "metrics"):
@@ -89,7 +89,9 @@ def _runs(database: sqlite3.Connection, path: Path, columns: dict[str, set[str]]
     for run, name, when, step, title, words in _select(
         database, "alerts", columns, "timestamp", "step", "title", "text"
     ):
-        history_of(run, name).remarks.append((step, _unix_s(when), ": ".join(filter(None, [title, words]))))
+        history_of(run, name).remarks.append(
+            (step, _unix_s(when), ": ".join(str(part) for part in (title, words) if part))
+        )
     for run, name in _select(database, "system_metrics", columns):
         history_of(run, name).left_out["machine statistics"] += 1
     return list(found.values())
@@ -106,15 +108,15 @@ def _select(
     has = columns[table]
     if "run_name" not in has:
         return
-    run = "COALESCE(run_id, run_name)" if "run_id" in has else "run_name"
-    wanted = ", ".join([run, "run_name", *(name if name in has else "NULL" for name in names)])
+    run = "COALESCE(run_id, run_name, '')" if "run_id" in has else "COALESCE(run_name, '')"
+    wanted = ", ".join([run, "COALESCE(run_name, '')", *(name if name in has else "NULL" for name in names)])
     yield from database.execute(f"SELECT {wanted} FROM {table} ORDER BY rowid")
 
 
 def _json(data: Any) -> dict[str, Any] | None:
     try:
         tree = json.loads(data)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rung.errors import RunError
 from rung.neighbours.history import History, numbers_of, put
-from rung.neighbours.protobuf import Malformed, double, fields, part, signed, text, zigzag
+from rung.neighbours.protobuf import double, fields, part, signed, text, zigzag
 from rung.neighbours.wandb import inward
 from rung.neighbours.wandblog import log_records
 from rung.runs.record import STATUSES
@@ -82,7 +82,7 @@ class _Reader:
                 for number, value in fields(record):
                     if see := by_number.get(number):
                         see(part(value))
-            except Malformed:
+            except ValueError:  # no message, or no JSON in it
                 num_malformed += 1
         if num_malformed:
             self.problems.append(f"{self.path}: {num_malformed} records cannot be understood and are left out")
@@ -94,7 +94,7 @@ class _Reader:
         for record in self._history:
             try:
                 tree, step = _row(record)
-            except (Malformed, ValueError):
+            except ValueError:
                 history.problems.append(f"{self.path}: a row cannot be understood and is left out")
                 continue
             unix_s = tree.pop("_timestamp", None)
@@ -253,7 +253,10 @@ def _json(data: bytes) -> Any:
     try:
         return int(data) if data.lstrip(b"-").isdigit() else float(data)
     except ValueError:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("a value is nested too deep") from None
 
 
 def _take(tree: dict[str, Any], keys: list[str]) -> None:
@@ -267,5 +270,7 @@ def _take(tree: dict[str, Any], keys: list[str]) -> None:
 
 def _whole(*candidates: Any) -> int:
     """The first that is a whole number."""
-    whole = (int(each) for each in candidates if isinstance(each, int | float) and float(each).is_integer())
-    return next(whole, 0)
+    for each in candidates:
+        if isinstance(each, int) or (isinstance(each, float) and each.is_integer()):
+            return int(each)
+    return 0

@@ -18,6 +18,7 @@ from typing import Any
 from rung.runs.files import NON_FINITE
 
 Number = float | int
+_YEAR_10000 = 253_402_300_800.0
 
 
 @dataclass
@@ -51,6 +52,9 @@ class History:
         """Some metrics of a step; a metric that goes back replaces what it had said from that step on."""
         if not values:
             return
+        if not -(2**63) <= step < 2**63:
+            self.left_out["rows with an impossible step"] += 1
+            return
         row = self._rows.setdefault(step, {})
         for name, value in values.items():
             steps = self._steps.setdefault(name, [])
@@ -60,7 +64,7 @@ class History:
             if not steps or steps[-1] < step:
                 steps.append(step)
             row[name] = value
-        if unix_s is not None:
+        if unix_s is not None and is_time(unix_s):
             self._times[step] = unix_s
             self.started = unix_s if self.started is None else min(self.started, unix_s)
             self.ended = unix_s if self.ended is None else max(self.ended, unix_s)
@@ -79,6 +83,11 @@ class History:
     def names(self) -> list[str]:
         """The metrics, in the order in which they appeared."""
         return list(self._steps)
+
+
+def is_time(unix_s: float) -> bool:
+    """Whether a number can be a moment of a run: files may hold anything, and a calendar does not."""
+    return 0 <= unix_s < _YEAR_10000
 
 
 def flattened(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

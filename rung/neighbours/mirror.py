@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import queue
 import shutil
 import threading
@@ -55,23 +56,32 @@ class Mirror:
         self._kind, self._sink, self._folder, self._id = kind, sink, run_folder, run_id
         self._waiting: queue.Queue[tuple[str, Any]] = queue.Queue(MOST_WAITING)
         self._status: str | None = None
+        self._in_hand = 0  # rows that the sink was given and has not taken yet
         self._thread = threading.Thread(target=self._work, name=f"mirror {kind}", daemon=True)
         self._thread.start()
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
-        if self.problem is None:
-            self._put("row", (step, time.time(), dict(values)))
+        if self.problem is not None:
+            self.num_dropped += 1
+            return
+        try:
+            self._waiting.put_nowait(("row", (step, time.time(), dict(values))))
+        except queue.Full:
+            self.num_dropped += 1
 
     def event(self, event: Mapping[str, Any]) -> None:
         if event.get("kind") == "note" and self.problem is None:
-            self._put("note", (event.get("step"), event.get("unix_s"), event.get("text")))
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(("note", (event.get("step"), event.get("unix_s"), event.get("text"))))
 
     def finish(self, status: str) -> None:
         """Waits for what is queued, a bounded time; what was lost becomes an event of the run."""
         self._status = status
         self._thread.join(FINISH_S)
-        if self._thread.is_alive() and self.problem is None:
-            self._end(f"{self._sink.name} did not take the last {self._waiting.qsize()} rows within {FINISH_S:.0f} s")
+        if self.problem is not None:
+            return  # that was told when it happened
+        if self._thread.is_alive():
+            self._end(f"{self._sink.name} did not take everything within {FINISH_S:.0f} s after the end")
         elif self._loss():
             self._tell(self._loss())
 
@@ -79,12 +89,6 @@ class Mirror:
         """Where the mirror is and how to look at it, and after a loss, what was lost and how to have it all."""
         lost = self._loss()
         return f"{self._sink.words()}\n  {lost}" if lost else self._sink.words()
-
-    def _put(self, kind: str, item: Any) -> None:
-        try:
-            self._waiting.put_nowait((kind, item))
-        except queue.Full:
-            self.num_dropped += 1
 
     def _work(self) -> None:
         try:
@@ -104,23 +108,28 @@ class Mirror:
                 if self._status is not None:
                     return
             else:
+                self._in_hand = int(kind == "row")
                 _hand_over(self._sink, kind, item)
+                self._in_hand = 0
             if time.monotonic() >= next_flush:
                 self._sink.flush()
                 next_flush = time.monotonic() + FLUSH_S
 
     def _end(self, problem: str) -> None:
-        self.num_dropped += self._waiting.qsize()
         self.problem = problem
-        self._tell(self._loss())
+        self._tell(f"mirror: {problem}; {self._remedy()}")
 
     def _loss(self) -> str:
         num_lost = self.num_dropped + self._sink.num_refused
+        if self.problem is not None:
+            num_lost += self._in_hand + sum(kind == "row" for kind, _ in tuple(self._waiting.queue))
         if self.problem is None and not num_lost:
             return ""
         dropped = f"{num_lost} rows are not in it" if num_lost else ""
-        again = f"the record has all: rung mirror {ref(self._folder, self._id)} {self._kind}"
-        return f"mirror: {'; '.join(filter(None, [self.problem, dropped, again]))}"
+        return f"mirror: {'; '.join(filter(None, [self.problem, dropped, self._remedy()]))}"
+
+    def _remedy(self) -> str:
+        return f"the record has all: rung mirror {ref(self._folder, self._id)} {self._kind}"
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception):
@@ -169,9 +178,8 @@ def replay(kind: str, run: Run) -> tuple[Sink, int]:
         raise RunError(
             f"{run.id} is running and may be writing {folder / kind} itself; mirror it again when it has ended."
         )
-    beside = folder / f".{kind}.part"
+    beside = folder / f".{kind}.{os.getpid()}.part"  # as all that is half written, so that `rung gc` knows it
     try:
-        shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         num_rows = _fill(sink_for(kind, beside, run.document, run.config()), run)
         if not (beside / kind).is_dir():
@@ -212,7 +220,8 @@ def _hand_over(sink: Sink, kind: str, item: tuple[Any, Any, Any]) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # a terminal would obey some
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, float]:

@@ -4,8 +4,9 @@ It lies under <run>/mirror/wandb; `wandb sync` sends it, and sending it again co
 id is that of the run. Only numbers, the configuration, why, tags and notes go; no code, no console, no machine
 statistics. Reading wandb's files is from_wandb.py, which does not need the package.
 
-The surprising things: wandb takes only rising steps, so what a resume does again is not in a mirror that was there
-before, and is counted; and it keeps names that begin with "_" for itself, so such a name travels percent-encoded.
+The surprising things: wandb takes only rising steps, so what an attempt does again after it went back is not in its
+mirror, and is counted (a resume writes a file of its own); and it keeps names that begin with "_" for itself, so such a
+name travels percent-encoded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rung.neighbours.mirror import shown
 from rung.neighbours.wandblog import is_ended
 from rung.runs.files import named, plain
 
-_ODD = re.compile(r"^[_%]|^$|[\x00-\x1f\x7f]|%(?=[0-9A-Fa-f]{2})")
+_ODD = re.compile(r"^[_%]|[\x00-\x1f\x7f]|%(?=[0-9A-Fa-f]{2})")
 _WRITE_S = 5.0  # then wandb's own process goes on writing
 _EMPTY = "%"  # a name that is no text at all
 _SETTINGS = {

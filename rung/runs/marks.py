@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from rung.errors import CheckpointError, RunError
 from rung.files import write_whole
-from rung.runs.disk import bytes_below
 from rung.runs.files import locked, refused
+from rung.runs.house.disk import bytes_below
 
 BEST, PINNED = "best", "pinned"
 
@@ -35,7 +35,7 @@ def saved_steps(folder: Path) -> list[int]:
     """Steps that have a whole save, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / "manifest.json").is_file())
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and (p / "manifest.json").is_file())
 
 
 def save_folder(folder: Path, step: int) -> Path:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,17 @@ def test_rm_prints_how_to_undo_it_and_that_works(root: Path) -> None:
     assert undo == ["rm", "--undo", "piano/2", "piano/3"]
     ask(*undo)
     assert ids(root) == ["piano/1", "piano/2", "piano/3"]
-    assert f"--runs {root}" in ask("rm", "piano/3", "--runs", str(root)), "the undo line must find the same folder"
+
+
+def test_the_undo_line_finds_the_folder_that_the_run_was_in(root: Path, tmp_path: Path) -> None:
+    there = tmp_path / "other place/runs"
+    make(there)
+    for words in (["piano/1", "--runs", str(there)], [str(there / "piano/1")]):
+        undo = shlex.split(ask("rm", *words).splitlines()[-1].removeprefix("to undo: rung "))
+        assert ids(there) == []
+        ask(*undo)
+        assert ids(there) == ["piano/1"]
+    assert "--runs" not in ask("rm", "piano/3", "--runs", str(root)), "it is the usual one"
 
 
 def test_rm_of_a_parent_needs_force(root: Path) -> None:
@@ -127,8 +139,11 @@ def test_rm_of_what_ended_badly(root: Path) -> None:
         (["pin", "piano/1", "30"], "no whole save at 30"),
         (["pin", "piano/1", "1", "--off", "1"], "say one of the two"),
         (["du", "bach"], "no run bach"),
+        (["du", "piano/9"], "no piano/9"),
+        (["mv", "piano/1", f"bach/{10**40}"], "neither an experiment nor a run"),
+        (["mv", "piano/1", "bach/" + "1" * 5000], "neither an experiment nor a run"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_mistakes_get_a_sentence_and_change_nothing(root: Path, words: list[str], said: str) -> None:
     def seen() -> dict[str, bytes]:
@@ -186,6 +201,8 @@ def test_tags(root: Path) -> None:
     assert ask("tag").splitlines()[1].split() == ["baseline", "3"]
     assert "had no old" in ask("tag", "piano/1", "-old", "-baseline")
     assert json.loads(ask("tag", "piano/1", "--json")) == {"piano/1": ["höhe/1"]}
+    decomposed = unicodedata.normalize("NFD", "höhe/1")
+    assert json.loads(ask("tag", "piano/2", f"-{decomposed}", "--json")) == {"piano/2": ["baseline"]}
     amend(root / "piano/1", tags=["\x1b[31mred\n"])
     assert "\x1b" not in ask("tag") + ask("tag", "piano/1")
 
@@ -217,6 +234,7 @@ def test_du_adds_up(root: Path) -> None:
         assert one["total"] == sum(size for kind, size in one.items() if kind not in ("id", "total"))
     assert found["total"] == sum(one["total"] for one in found["runs"]) - 50_000
     assert found["trash"] > 0
+    assert [one["id"] for one in json.loads(ask("du", "piano/3..", "piano/3", "--json"))["runs"]] == ["piano/3"]
     text = ask("du", "piano", "-n", "1")
     assert "piano/3" not in text
     assert "hard links" in text

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
+from rung.runs.house.refs import refs_of
+from rung.runs.house.trash import removed
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import Record
-from rung.runs.refs import refs_of
-from rung.runs.trash import removed
 
 from .lives import Lives, is_one_sentence
 
 KILLED = -signal.SIGKILL
-MOVING = ["runs/moving.py", "runs/refs.py", "files.py"]
-REMOVING = ["runs/trash.py", "runs/clearing.py", "files.py"]
+MOVING = ["runs/house/moving.py", "runs/house/journal.py", "runs/house/refs.py", "files.py"]
+REMOVING = ["runs/house/trash.py", "runs/house/clearing.py", "files.py"]
 NUM_MOMENTS = int(os.environ.get("RUNG_KILLS", "12"))  # of each verb, spread evenly; more take half a second each
 
 
@@ -129,6 +129,7 @@ def after(folder: Path) -> dict[str, Any]:
 def test_killed_while_removing(lives: Lives, folder: Path) -> None:
     words = ("rm", "piano/1..2", "--force")
     total = num_lines(lives, folder, REMOVING, *words)
+    assert total > 50
     root = as_it_was(folder)
     before = uids(list_runs(root))
     for at in moments(total):
@@ -151,9 +152,11 @@ def test_killed_while_clearing(lives: Lives, folder: Path) -> None:
 
     root = fill()
     total = lives.rung("gc", "--yes", cwd=folder, die={"files": REMOVING, "at": None}).num_lines
+    assert total is not None
+    assert total > 50
     end = refs(folder)
     assert sorted(end) == ["refs/rung/other/1"]
-    for at in moments(total or 0):
+    for at in moments(total):
         fill()
         assert lives.rung("gc", "--yes", cwd=folder, die={"files": REMOVING, "at": at}).code == KILLED, at
         for one in removed(root):

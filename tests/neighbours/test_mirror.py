@@ -110,6 +110,8 @@ def test_an_error_ends_the_mirror_and_not_the_run(start: Start) -> None:
     assert run.status == "finished"
     assert len(run.metrics(["loss"])["step"]) == 50
     assert mirror.problem == "Kept failed: the server said no"
+    assert "47 rows are not in it" in mirror.words(), "from step 3 on"
+    assert len(warnings(record)) == 1, "it is told once"
     assert "the server said no" in warnings(record)[0]
     assert "rung mirror" in warnings(record)[0]
 
@@ -122,7 +124,8 @@ def test_finish_gives_up_on_a_tracker_that_stands_still(start: Start, monkeypatc
         record.log(step, {"loss": 1.0})
     record.finish("finished")
     assert mirror.problem is not None
-    assert "did not take the last" in mirror.problem
+    assert "did not take everything" in mirror.problem
+    assert "4 rows are not in it" in mirror.words()
     assert len(warnings(record)) == 1
     sink.goes.set()
 

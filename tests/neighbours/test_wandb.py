@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rung.errors import RunError
@@ -260,6 +260,8 @@ def test_a_mirror_holds_what_the_record_holds(start: Callable[..., Record], tmp_
 
 
 @given(st.text())
+@example("\n")
+@example("")
 def test_names_travel_and_come_back(name: str) -> None:
     there = outward(name)
     assert there

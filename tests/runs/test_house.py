@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,14 +18,16 @@ from hypothesis import strategies as st
 
 from rung.engine.checkpoint import Checkpoints
 from rung.errors import CheckpointError, RunError
-from rung.runs import moving, trash
-from rung.runs.clearing import clear
-from rung.runs.disk import bytes_below, freed_bytes, sum_once, usage
-from rung.runs.house import check_tag, choose, needed_by, retag, standing
+from rung.runs.house import journal, moving, needs, trash
+from rung.runs.house.clearing import clear
+from rung.runs.house.disk import bytes_below, freed_bytes, sum_once, usage
+from rung.runs.house.needs import needed_by
+from rung.runs.house.places import choose, standing
+from rung.runs.house.refs import refs_of
+from rung.runs.house.tags import check_tag, retag
 from rung.runs.marks import find_step, saves, set_pin
 from rung.runs.query import list_runs, open_run
 from rung.runs.record import Record, amend, append_event, read_document
-from rung.runs.refs import refs_of
 
 Start = Callable[..., Record]
 
@@ -201,6 +204,31 @@ def test_who_needs_a_run(ended: Start, root: Path) -> None:
     assert "pinned" in "".join(needed_by([standing(p) for p in choose(["piano/1..6"], root)]))
 
 
+def test_who_needs_a_run_that_rotated_its_save_away_or_is_of_a_newer_rung(ended: Start, root: Path) -> None:
+    ended()
+    ended(config={"init_from": "piano/1"}, derived={"weights_from": {"step": 30, "manifest": "0" * 64}})
+    child = ended(parent="piano/1")
+    (child.path / "run.json").write_text(json.dumps({**read_document(child.path), "schema": 99}))
+    told = list(needed_by([standing(p) for p in choose(["piano/1"], root)]))
+    assert told == ["piano/2 started with the weights of piano/1", "piano/3 comes from piano/1"]
+
+
+def test_asking_who_needs_many_runs_reads_each_other_once(
+    ended: Start, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        ended()
+    read: list[Path] = []
+
+    def beginning(path: Path, document: Any) -> needs.Beginning:
+        read.append(path)
+        return needs.Beginning("", None)
+
+    monkeypatch.setattr(needs, "beginning", beginning)
+    assert list(needed_by([standing(p) for p in choose(["piano/1..3"], root)])) == []
+    assert [path.name for path in read] == ["4", "5", "6"]
+
+
 @pytest.mark.parametrize("text", [b"{", b"[]", b"null", b'{"schema": 99, "status": "finished"}'])
 def test_a_run_that_cannot_be_read_can_go_and_come_back(ended: Start, root: Path, text: bytes) -> None:
     record = ended()
@@ -224,6 +252,17 @@ def test_a_damaged_note_does_not_lose_the_run(ended: Start, root: Path, note: by
     assert [one.id for one in trash.removed(root)] == ["a.b-c/1"]
     trash.bring_back(root, ["a.b-c/1"])
     assert [run.id for run in list_runs(root)] == ["a.b-c/1"]
+
+
+def test_what_somebody_put_into_the_trash_by_hand_goes_nowhere_else(root: Path) -> None:
+    for name in ("odd", ".odd", "a b.1"):
+        (root / ".trash" / name / "run").mkdir(parents=True)
+    names = [one.id for one in trash.removed(root)]
+    assert len(names) == 3
+    for ids in ([], *([name] for name in names)):
+        with pytest.raises(RunError, match=r"where .* was is not known"):
+            trash.bring_back(root, ids)
+    assert len(clear(root, is_real=True).items) == 3
 
 
 # clearing
@@ -337,6 +376,28 @@ def test_saves_set_aside_and_copies_only_when_asked_for(ended: Start, root: Path
     done = clear(root, aside=True, copies=True, is_real=True)
     assert [item.name for item in done.items] == ["piano/1 aside-1", "piano/1 columns"], "piano/2 began with aside-2"
     assert (record.path / "metrics/000.ndjson").exists()
+
+
+def test_a_save_set_aside_stays_for_who_loaded_it_by_the_name_of_the_run(ended: Start, root: Path) -> None:
+    folder = make_saves(ended().path, 30)
+    manifest = hashlib.sha256((folder / "00000030/manifest.json").read_bytes()).hexdigest()
+    ended(config={"init_from": "piano/1"}, derived={"weights_from": {"step": 30, "manifest": manifest}})
+    (folder / "aside-1").mkdir()
+    os.rename(folder / "00000030", folder / "aside-1/00000030")  # as a resume from before step 30 does
+    assert clear(root, aside=True, is_real=True).items == []
+    age(folder, 10)
+    remove(root, "piano/2")
+    assert clear(root, days=5, aside=True, is_real=True).items == [], "whoever loaded it may come back"
+    assert [item.kind for item in clear(root, aside=True, is_real=True).items] == ["trash", "aside"]
+
+
+def test_a_run_of_a_newer_rung_keeps_its_snapshot(ended: Start, root: Path, repo: Path) -> None:
+    code = read_document(ended(code_root=repo).path)["code"]
+    newer = ended()
+    amend(newer.path, code=code, schema=99)
+    remove(root, "piano/1")
+    assert clear(root, is_real=True).refs == []
+    assert refs(repo) == {code["ref"]: code["commit"]}
 
 
 def test_a_gc_that_was_killed_is_gone_on_with(ended: Start, root: Path, repo: Path) -> None:
@@ -472,10 +533,38 @@ def test_a_child_that_is_running_hears_of_it(ended: Start, start: Start, root: P
     assert read_document(child.path)["parent"] == "bach/1"
 
 
+def test_what_is_in_the_trash_hears_of_it(ended: Start, root: Path) -> None:
+    ended()
+    ended(parent="piano/1")
+    remove(root, "piano/2")
+    _, moved = moving.move("piano", "bach", root)
+    assert moved is not None
+    assert moved.followed == ["piano/2"]
+    trash.bring_back(root, [])
+    assert open_run("piano/2", root).document["parent"] == "bach/1"
+
+
+def test_a_run_that_was_deleted_by_hand_does_not_hold_up_a_move(ended: Start, root: Path) -> None:
+    ended(), ended()
+    moves = [{"old": f"piano/{n}", "new": f"bach/{n}", "refs": []} for n in (1, 2)]
+    (root / journal.JOURNAL).write_text(json.dumps({"words": ["piano", "bach"], "moves": moves, "others": []}))
+    shutil.rmtree(root / "piano/1")
+    moving.move("piano", "bach", root)
+    assert [run.id for run in list_runs(root)] == ["bach/2"]
+
+
+@pytest.mark.parametrize("moves", [[], [{"old": "../x/1", "new": "bach/1", "refs": []}], [{"old": 1, "new": 2}]])
+def test_a_journal_cannot_lead_out_of_the_runs_folder(ended: Start, root: Path, moves: list[Any]) -> None:
+    ended()
+    (root / journal.JOURNAL).write_text(json.dumps({"words": ["piano", "bach"], "moves": moves, "others": []}))
+    with pytest.raises(RunError, match="is damaged"):
+        moving.move("piano", "bach", root)
+
+
 def test_others_wait_for_a_move_that_was_not_finished(ended: Start, root: Path) -> None:
     ended()
     moves = [{"old": "piano/1", "new": "bach/1", "refs": []}]
-    (root / moving.JOURNAL).write_text(json.dumps({"words": ["piano", "bach"], "moves": moves, "others": []}))
+    (root / journal.JOURNAL).write_text(json.dumps({"words": ["piano", "bach"], "moves": moves, "others": []}))
     (root / "bach").mkdir()
     for wait in (lambda: clear(root), lambda: remove(root, "piano/1"), lambda: trash.bring_back(root, [])):
         with pytest.raises(RunError, match="rung mv piano bach"):
@@ -483,7 +572,7 @@ def test_others_wait_for_a_move_that_was_not_finished(ended: Start, root: Path) 
     left, moved = moving.move("piano", "bach", root)
     assert (left is not None, moved) == (True, None)
     assert [run.id for run in list_runs(root)] == ["bach/1"]
-    (root / moving.JOURNAL).write_text("{")
+    (root / journal.JOURNAL).write_text("{")
     with pytest.raises(RunError, match="is damaged"):
         moving.move("bach", "new", root)
 
@@ -536,6 +625,7 @@ def test_pins_are_honoured_by_the_rotation(tmp_path: Path) -> None:
 
 def test_pins_that_cannot_be(tmp_path: Path) -> None:
     folder = make_saves(tmp_path, 10, 20)
+    (folder / "\u00b2").mkdir()  # a digit, but no number
     wrong = {"15": "no whole save at 15; it has 10, 20", "best": "marked as its best", "x": "not a checkpoint"}
     for word, said in wrong.items():
         with pytest.raises(RunError, match=said):

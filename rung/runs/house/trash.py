@@ -4,7 +4,7 @@
                                         run/        the run's folder
 
 A run is in its place or in the trash, whole, at every moment: it goes there and back by one rename. Its number is never
-given again. Whether it may go is decided by whoever calls; see house.
+given again. Whether it may go is decided by whoever calls; see places and needs.
 
 The surprising thing: the note is written first, so an entry without a `run` is a removal that was killed before it did
 anything. Nobody shows it, and `rung gc` clears it.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import time
 import uuid
@@ -26,13 +25,12 @@ from typing import Any
 from rung.errors import RunError
 from rung.files import sync
 from rung.runs.files import locked, read_json, refused, write_json
-from rung.runs.house import Place, raise_counter, refuse_running, standing
-from rung.runs.moving import refuse_unfinished
+from rung.runs.house.journal import refuse_unfinished
+from rung.runs.house.places import ID, Place, raise_counter, refuse_running, standing
 
 TRASH = ".trash"
 GONE = ".gone-"  # an entry that gc has begun to delete
 NOTE, RUN = "note.json", "run"
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+")  # a note from elsewhere must not lead out of the runs folder
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,11 @@ def _read(folder: Path) -> Removed:
     with contextlib.suppress(OSError, ValueError):
         note = read_json(folder / NOTE)
     note = note if isinstance(note, dict) else {}
-    experiment, _, number = folder.name.partition("~")[0].rpartition(".")
+    by_folder = "/".join(folder.name.partition("~")[0].rsplit(".", 1))
     name, unix_s = note.get("id"), note.get("unix_s")
     return Removed(
         folder,
-        name if isinstance(name, str) and _ID.fullmatch(name) else f"{experiment}/{number}",
+        name if isinstance(name, str) and ID.fullmatch(name) else by_folder,
         float(unix_s) if isinstance(unix_s, int | float) else folder.stat().st_mtime,
         str(note.get("removal") or folder.name),
     )
@@ -140,6 +138,8 @@ def bring_back(root: Path, ids: Sequence[str], is_real: bool = True) -> list[Rem
             refuse_unfinished(root)
             chosen = _chosen(root, ids)
             for one in chosen:
+                if not ID.fullmatch(one.id):
+                    raise RunError(f"where {one.run} was is not known; move it back by hand.")
                 if (root / one.id).exists():
                     raise RunError(f"{one.id} cannot come back: there is another {one.id}; `rung mv` that one first.")
             for one in chosen if is_real else ():

@@ -20,18 +20,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.runs.disk import freed_bytes, newest
-from rung.runs.files import locked, read_json, refused
-from rung.runs.house import Place, Standing, is_inside, numbers_in, places_of, standing
-from rung.runs.moving import refuse_unfinished
-from rung.runs.query import experiments, list_runs
-from rung.runs.refs import Ref, Repositories, refs_of
-from rung.runs.trash import GONE, RUN, TRASH, entries, removed
+from rung.runs.files import locked, refused
+from rung.runs.house.disk import freed_bytes, newest
+from rung.runs.house.journal import refuse_unfinished
+from rung.runs.house.needs import Beginning, beginning, is_inside, manifests_below
+from rung.runs.house.places import Place, Standing, everyone, numbers_in, readable
+from rung.runs.house.refs import Ref, Repositories, refs_of
+from rung.runs.house.trash import GONE, RUN, TRASH, entries, removed
+from rung.runs.query import experiments
 
 KINDS = ("trash", "starts", "parts", "aside", "copies")
 DAY_S = 86_400.0
@@ -75,20 +76,22 @@ def clear(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
 
 def _find(root: Path, before: float, aside: bool, copies: bool) -> Plan:
     plan = Plan(root)
-    for one in removed(root):
-        if one.unix_s <= before:
-            plan.items.append(_item("trash", one.folder, one.id))
+    every, there = everyone(root), removed(root)
+    old = [one for one in there if one.unix_s <= before]
     half = [folder for folder in entries(root) if folder.name.startswith(GONE) or not (folder / RUN).exists()]
+    plan.items = [_item("trash", one.folder, one.id) for one in old]
     plan.items += [_item("trash", folder, folder.name) for folder in half]
-    plan.refs = _own_refs(root, [item.path / RUN for item in plan.items])
-    every = [standing(place) for name in experiments(root) for place in places_of(root, name)]
+    stay = [(found.place.path, found.document) for found in every]
+    stay += [(one.run, readable(one.run)) for one in there if one not in old]
+    plan.refs = _own_refs([item.path / RUN for item in plan.items], [document for _, document in stay])
+    began = [beginning(path, document) for path, document in stay] if aside else []
     for found in every:
         if found.liveness.word in ("running", "silent"):
             plan.kept.append(f"{found.place.id} was not looked at: {found.liveness.word}, {found.liveness.text}")
             continue
         plan.items += _parts(found.place.path, found.place.id)
         if aside:
-            plan.items += _aside(found, before, root)
+            plan.items += _aside(found, before, began)
         if copies:
             made = [found.place.path / name for name in _COPIES]
             plan.items += [_item("copies", path, f"{found.place.id} {path.name}") for path in made if path.exists()]
@@ -102,21 +105,12 @@ def _item(kind: str, path: Path, name: str) -> Item:
     return Item(kind, path, name, freed_bytes(path))
 
 
-def _own_refs(root: Path, going: Iterable[Path]) -> list[Ref]:
+def _own_refs(going: Iterable[Path], stay: Iterable[Mapping[str, Any]]) -> list[Ref]:
     """Refs that go with these runs: named by them, by nobody who stays, and still what they were."""
-    named = {ref for path in going for ref in refs_of(_document(path))}
-    stay = [run.document for run in list_runs(root, problems=[])]
-    stay += [_document(one.run) for one in removed(root) if one.run not in set(going)]
-    names = {ref.ref for document in stay for ref in refs_of(document)}
+    kept = {ref.ref for document in stay for ref in refs_of(document)}
+    named = {ref for path in going for ref in refs_of(readable(path))}
     repositories = Repositories()
-    return sorted(r for r in named if r.ref not in names and (repositories.refs(r.root) or {}).get(r.ref) == r.commit)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        document = read_json(path / "run.json")
-        return document if isinstance(document, dict) else {}
-    return {}
+    return sorted(r for r in named if r.ref not in kept and (repositories.refs(r.root) or {}).get(r.ref) == r.commit)
 
 
 def _parts(folder: Path, name: str, is_deep: bool = True) -> Iterator[Item]:
@@ -130,21 +124,18 @@ def _parts(folder: Path, name: str, is_deep: bool = True) -> Iterator[Item]:
         folders[:] = [n for n in folders if is_deep and not _PART.fullmatch(n)]
 
 
-def _aside(found: Standing, before: float, root: Path) -> Iterator[Item]:
+def _aside(found: Standing, before: float, began: Iterable[Beginning]) -> Iterator[Item]:
     for path in sorted((found.place.path / "checkpoints").glob("aside-*")):
-        target = Standing(found.place, found.document, None, found.liveness)
-        users = [run.id for run in list_runs(root, problems=[]) if _uses(run.path, path, target)]
-        if path.is_dir() and not users and newest(path) <= before:
+        if path.is_dir() and newest(path) <= before and not _is_used(path, found, began):
             yield _item("aside", path, f"{found.place.id} {path.name}")
 
 
-def _uses(run: Path, path: Path, target: Standing) -> bool:
-    """Whether a run began with one of the checkpoints that were set aside."""
-    with contextlib.suppress(OSError, ValueError):
-        lines = (run / "config.yaml").read_text("utf-8").splitlines()
-        names = [line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("init_from:")]
-        return any(path.name in name and is_inside(name, target) for name in names)
-    return False
+def _is_used(aside: Path, target: Standing, began: Iterable[Beginning]) -> bool:
+    """Whether a run began with one of the checkpoints that were set aside, by what it loaded or by its name for it."""
+    manifests = manifests_below(aside)
+    return any(
+        start.manifest in manifests or (aside.name in start.name and is_inside(start.name, target)) for start in began
+    )
 
 
 def _starts(plan: Plan) -> None:
@@ -166,7 +157,10 @@ def _delete(plan: Plan) -> Plan:
     done.refs = Repositories().delete(plan.refs)
     for item in going:
         try:
-            shutil.rmtree(item.path) if item.path.is_dir() and not item.path.is_symlink() else item.path.unlink()
+            if item.path.is_dir() and not item.path.is_symlink():
+                shutil.rmtree(item.path)
+            else:
+                item.path.unlink()
         except OSError as error:
             done.kept.append(f"{item.path} could not be deleted: {(error.strerror or str(error)).lower()}")
         else:

@@ -17,12 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KINDS = ("checkpoints", "captures", "samples", "metrics", "mirror", "other")
-_KIND_OF = {
-    **{name: name for name in KINDS},
-    "tables": "metrics",
-    "events.ndjson": "metrics",
-    "metrics.parquet": "metrics",
-}
+_KIND_OF = {**{name: name for name in KINDS}, "tables": "metrics", "events.ndjson": "metrics"}
 File = tuple[tuple[int, int], tuple[int, int]]  # device and inode; bytes, and how many names it has
 Files = dict[tuple[int, int], tuple[int, int]]
 

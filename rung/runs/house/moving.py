@@ -12,56 +12,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rung.errors import RunError
 from rung.files import sync
-from rung.runs.files import from_json, locked, refused, write_json
-from rung.runs.house import (
-    COUNTER,
+from rung.runs.files import locked, refused
+from rung.runs.house.journal import JOURNAL, Move, Moving, unfinished, write_journal
+from rung.runs.house.places import (
     Place,
     choose,
     counter_of,
     edit,
+    everyone,
     former_ids,
     numbers_in,
     places_of,
     raise_counter,
+    readable,
     refuse_running,
     standing,
 )
-from rung.runs.query import list_runs, open_run
-from rung.runs.record import check_name
-from rung.runs.refs import Ref, Renamed, Repositories, refs_of, with_new_names
+from rung.runs.house.refs import Ref, Repositories, refs_of, with_new_names
+from rung.runs.house.trash import removed
+from rung.runs.query import open_run
+from rung.runs.record import COUNTER, check_name
 
-JOURNAL = ".moving.json"
-
-
-@dataclass(frozen=True)
-class Move:
-    """One run: from which id to which, and the new names of its snapshots."""
-
-    old: str
-    new: str
-    refs: list[Renamed] = field(default_factory=list)
-    stay: list[str] = field(default_factory=list)  # snapshots that keep their name: their repository is not at hand
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What `rung mv` is about: its two words, and all that follows from them."""
-
-    words: tuple[str, str]
-    moves: list[Move]
-    others: list[str] = field(default_factory=list)  # pages and other files of a renamed experiment
-    followed: list[str] = field(default_factory=list)  # runs that named a moved one, once it is done
-
-    @property
-    def ids(self) -> dict[str, str]:
-        return {move.old: move.new for move in self.moves}
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 
 
 def move(source: str, target: str, root: Path, is_forced: bool = False) -> tuple[Moving | None, Moving | None]:
@@ -85,24 +64,6 @@ def move(source: str, target: str, root: Path, is_forced: bool = False) -> tuple
     return left, moving
 
 
-def unfinished(root: Path) -> Moving | None:
-    """What a killed `rung mv` has left to do."""
-    try:
-        told = from_json((root / JOURNAL).read_bytes())
-        moves = [Move(m["old"], m["new"], [Renamed(*ref) for ref in m["refs"]]) for m in told["moves"]]
-        return Moving((told["words"][0], told["words"][1]), moves, [str(name) for name in told["others"]])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise RunError(f"{root / JOURNAL} is damaged: {error}; look at the runs it names, then delete it.") from None
-
-
-def refuse_unfinished(root: Path) -> None:
-    left = unfinished(root)
-    if left is not None:
-        raise RunError(f"a move was not finished; `rung mv {left.words[0]} {left.words[1]}` goes on with it.")
-
-
 def _begin(source: str, target: str, root: Path, is_forced: bool) -> Moving:
     """Everything is checked before anything is written; the first thing written says what will be done."""
     is_experiment = "/" not in source.rstrip("/")
@@ -123,7 +84,7 @@ def _begin(source: str, target: str, root: Path, is_forced: bool) -> Moving:
             stay = {ref.ref for ref in refs_of(document)} - {ref.old for ref in renamed}
             moves.append(Move(place.id, new, renamed, sorted(stay)))
         moving = Moving((source, target), moves, others)
-        write_json(root / JOURNAL, _plain(moving))
+        write_journal(root, moving)
     return moving
 
 
@@ -137,7 +98,7 @@ def _runs(source: str, target: str, root: Path) -> list[Place]:
             raise RunError(f"{place.path} is not under {root}; name its runs folder with --runs.")
         if not number and place.experiment == experiment:
             raise RunError(f"{place.id} is in {experiment} already; name another experiment, or a number.")
-    if number and (not number.isdecimal() or int(number) == 0):
+    if number and not _NUMBER.fullmatch(number):
         raise RunError(f"{target} is neither an experiment nor a run; say bach, or bach/3.")
     if number and len(places) > 1:
         raise RunError(
@@ -211,8 +172,11 @@ def _carry_out(moving: Moving, root: Path) -> None:
         old, new = (root / word.rstrip("/") / name for word in moving.words)
         if os.path.lexists(old) and not os.path.lexists(new):
             os.rename(old, new)
-    moving.followed.extend(_follow(moving.ids, root))
-    named = {ref for run in list_runs(root, problems=[]) for ref in refs_of(run.document)}
+    there = [(found.place.path, found.document, found.problem) for found in everyone(root)]
+    there += [(one.run, readable(one.run), None) for one in removed(root)]
+    followers = [(path, document) for path, document, problem in there if problem is None]
+    moving.followed.extend(_follow(moving.ids, followers))
+    named = {ref for _, document, _ in there for ref in refs_of(document)}
     before = [Ref(ref.root, ref.old, ref.commit) for move in moving.moves for ref in move.refs]
     repositories.delete(ref for ref in before if ref not in named)
     (root / JOURNAL).unlink()
@@ -238,6 +202,8 @@ def _move_one(move: Move, root: Path) -> None:
             os.rename(old, new)
         sync(new.parent)
         sync(old.parent)
+    elif not new.exists():
+        return  # somebody deleted it by hand since it was written down
     experiment, _, number = move.new.partition("/")
 
     def change(document: dict[str, Any]) -> dict[str, Any]:
@@ -248,8 +214,8 @@ def _move_one(move: Move, root: Path) -> None:
     edit(new, change)
 
 
-def _follow(ids: Mapping[str, str], root: Path) -> Iterator[str]:
-    """Whoever names a moved run as parent, or as the base of an A/B, names it by its new id."""
+def _follow(ids: Mapping[str, str], runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[str]:
+    """Whoever names a moved run as parent, or as the base of an A/B, names it by its new id; also in the trash."""
 
     def change(document: dict[str, Any]) -> dict[str, Any]:
         parent, ab = document.get("parent"), document.get("ab")
@@ -259,11 +225,6 @@ def _follow(ids: Mapping[str, str], root: Path) -> Iterator[str]:
             document["ab"] = {**ab, "base": ids[ab["base"]]}
         return document
 
-    for run in list_runs(root, problems=[]):
-        if change(dict(run.document)) != run.document:
-            yield edit(run.path, change)["id"]
-
-
-def _plain(moving: Moving) -> dict[str, Any]:
-    moves = [{"old": m.old, "new": m.new, "refs": [list(ref) for ref in m.refs]} for m in moving.moves]
-    return {"words": list(moving.words), "moves": moves, "others": moving.others}
+    for path, document in runs:
+        if change(dict(document)) != document:
+            yield str(edit(path, change)["id"])
