@@ -1,0 +1,204 @@
+"""What must hold before any statistics: the metric means the same, one thing was changed, every run ended healthy.
+
+Every run of an arm must equal the first one but for the seed, and every pair of a seed must differ in exactly one
+declared factor. What stands in the way is listed in words, all of it.
+
+The surprising thing: a run that has not finished is left out and named, and one that diverged is kept aside: that it
+broke is a result, but not a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rung.compare.difference import part_of
+from rung.compare.endpoint import Course, course, own_endpoint, planned_targets, shared
+from rung.compare.factors import Difference, change_of, compare, strictness
+from rung.compare.noise import differences_but_seed
+from rung.runs.query import Run
+
+_NUM_TOLD, _NUM_FILES = 2, 4
+
+
+@dataclass
+class Gate:
+    """`word` is empty where nothing stands in the way; `a` and `b` are the runs that count."""
+
+    a: list[Run]
+    b: list[Run]
+    word: str = ""
+    factor: str = ""
+    is_aa: bool = False
+    confounders: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    diverged: dict[str, list[Run]] = field(default_factory=dict)
+    courses: dict[str, Course] = field(default_factory=dict)  # by path of the run
+    names: dict[str, str] = field(default_factory=dict)  # by path of the run: its id, or the path where two share one
+
+    def name(self, run: Run) -> str:
+        return self.names.get(str(run.path), run.id)
+
+    def course(self, run: Run) -> Course:
+        return self.courses[str(run.path)]
+
+    @property
+    def seeds(self) -> list[Any]:
+        """Those that both arms have, in the order of A; a run that names no seed has no partner."""
+        other = {run.document.get("seed") for run in self.b}
+        mine = dict.fromkeys(run.document.get("seed") for run in self.a)
+        return [seed for seed in mine if seed is not None and seed in other]
+
+    def of_seed(self, seed: Any) -> tuple[list[Run], list[Run]]:
+        first, second = ([r for r in arm if r.document.get("seed") == seed] for arm in (self.a, self.b))
+        return first, second
+
+
+def identity(run: Run) -> str:
+    """The same for a run and its copy in another folder."""
+    return str(run.document.get("uid") or run.path.resolve())
+
+
+def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str], declared: str | None) -> Gate:
+    """INCOMPARABLE comes before CONFOUNDED: where figures mean two things, it does not matter what was changed."""
+    gate = Gate([], [])
+    ids = Counter(run.id for run in {str(run.path): run for run in (*a, *b)}.values())
+    gate.names = {str(run.path): run.id if ids[run.id] == 1 else str(run.path) for run in (*a, *b)}
+    for name, runs, kept in (("A", a, gate.a), ("B", b, gate.b)):
+        for run in {identity(run): run for run in runs}.values():
+            if run.status == "diverged":
+                gate.diverged.setdefault(name, []).append(run)
+            elif run.status != "finished":
+                gate.left_out.append(f"{gate.name(run)} is not judged: {run.status_text}, at step {run.step}")
+            else:
+                kept.append(run)
+    gate.courses = {str(run.path): course(run, metric) for run in (*gate.a, *gate.b)}
+    for name, kept in (("A", gate.a), ("B", gate.b)):
+        for run in [
+            run for run in kept if gate.course(run).steps and not math.isfinite(own_endpoint(gate.course(run)))
+        ]:
+            kept.remove(run)
+            gate.diverged.setdefault(name, []).append(run)
+    _compare(gate, metric, allowed, declared)
+    if gate.word:
+        return gate
+    if "sick" not in allowed:
+        gate.confounders += [words for run in (*gate.a, *gate.b) for words in sickness(run)]
+    if gate.confounders:
+        gate.word = "CONFOUNDED"
+    elif not gate.diverged and not (gate.a and gate.b):
+        gate.word = "UNDECIDED"
+        gate.reasons.append("no finished run in one of the arms")
+    return gate
+
+
+def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | None) -> None:
+    arms = [[*kept, *gate.diverged.get(name, [])] for name, kept in (("A", gate.a), ("B", gate.b))]
+    found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+    factors: list[str] = []
+    incomparable: dict[str, None] = {}
+
+    def note(one: Run, two: Run, differences: Sequence[Difference]) -> None:
+        for difference in _code_as_one(differences):
+            if difference.weight != "metric":
+                values = (str(difference.before), str(difference.after)) if difference.part != "pairing" else ()
+                which = (difference.part, difference.name, *values)
+                found.setdefault(which, (_words(difference), []))[1].append(f"{gate.name(one)} and {gate.name(two)}")
+            elif concerns(difference, metric):
+                where = f"({gate.name(one)} and {gate.name(two)})"
+                incomparable[f"{metric} means something else: {_words(difference)} {where}"] = None
+
+    for one, two in _partners(arms):
+        strict = strictness(compare(one, two), (*allowed, "seed"), declared)
+        follows = [d for d in strict.confounders if declared == "code" and d.part == "pairing"]
+        note(one, two, [d for d in strict.confounders if d not in follows and not _is_same_budget(one, two, d)])
+        gate.reasons += [f"follows from the code: {_words(d)}" for d in follows]
+        factors += [change_of(strict.factor)] if strict.factor else []
+    for arm in arms:
+        for other in arm[1:]:
+            note(arm[0], other, differences_but_seed(arm[0], other, allowed))
+    gate.reasons = list(dict.fromkeys(gate.reasons))
+    incomparable |= dict.fromkeys(_unshared(gate, metric))
+    gate.factor = "; ".join(dict.fromkeys(factors)) or ("none" if all(arms) and not found else "")
+    gate.is_aa = gate.factor == "none"
+    gate.confounders = [_told(words, where) for words, where in found.values()]
+    if incomparable:
+        gate.word, gate.reasons = "INCOMPARABLE", [*incomparable, *gate.reasons]
+
+
+def _partners(arms: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, Run]]:
+    """Runs of one seed across the arms; where no seed is common, the first of each."""
+    pairs = [(x, y) for x in arms[0] for y in arms[1]
+             if x.document.get("seed") is not None and x.document.get("seed") == y.document.get("seed")]  # fmt: skip
+    yield from pairs or ([(arms[0][0], arms[1][0])] if all(arms) else [])
+
+
+def concerns(difference: Difference, metric: str) -> bool:
+    """Whether what a metric counts touches this one: another definition of another eval set does not."""
+    chosen, slash, _ = metric.partition("/")
+    for prefix in ("eval/", "targets of "):
+        if difference.name.startswith(prefix):
+            return bool(slash) and difference.name.removeprefix(prefix).partition("/")[0] == chosen
+    return difference.part != "metric" or difference.name in (metric, metric.rpartition("/")[2])
+
+
+def _is_same_budget(a: Run, b: Run, difference: Difference) -> bool:
+    """Fewer and larger steps over equal targets are one change; more targets in all are another."""
+    if difference.part != "budget" or difference.name not in ("num_steps", "decay_steps"):
+        return False
+    targets, derived = [planned_targets(run) for run in (a, b)], [part_of(run, "derived") for run in (a, b)]
+    if not targets[0] or not targets[1]:
+        return False
+    # A budget in targets is rounded down to whole steps, in each run by at most one.
+    steps = [float(one["num_steps"]) for one in derived]
+    one_step = max(total / n for total, n in zip((targets[0], targets[1]), steps))
+    ends = [float(one.get("decay_steps") or 0) / n for one, n in zip(derived, steps)]
+    return abs(targets[0] - targets[1]) <= one_step and abs(ends[0] - ends[1]) <= 2 / min(steps)
+
+
+def _unshared(gate: Gate, metric: str) -> Iterator[str]:
+    for run in (*gate.a, *gate.b):
+        if not gate.course(run).steps:
+            yield f"{gate.name(run)} has no {metric}"
+    for seed in gate.seeds:
+        for one in gate.of_seed(seed)[0]:
+            for two in gate.of_seed(seed)[1]:
+                if all(gate.course(run).steps for run in (one, two)) and not shared(gate.course(one), gate.course(two)):
+                    yield f"{gate.name(one)} and {gate.name(two)} have no {metric} at the same step"
+
+
+def sickness(run: Run) -> list[str]:
+    """What the doctor finds sick or fatal in a run."""
+    from rung.doctor.diagnose import diagnose
+    from rung.doctor.history import read
+
+    found = [f for f in diagnose(read(run), failed={}) if f.severity in ("sick", "fatal")]
+    return [f"{run.id} is {f.severity}: {f.rule} {f.what} (`--allow sick` judges it all the same)" for f in found]
+
+
+def _code_as_one(differences: Sequence[Difference]) -> list[Difference]:
+    """Files of code are one confounder, however many they are."""
+    files = [d for d in differences if d.part == "code"]
+    if len(files) < 2:
+        return list(differences)
+    more = f" and {len(files) - _NUM_FILES} more" if len(files) > _NUM_FILES else ""
+    named = ", ".join(f"{d.name} {d.detail}".strip() for d in files[:_NUM_FILES]) + more
+    one = Difference("code", f"{len(files)} files", None, None, files[0].weight, named)
+    return [one, *(d for d in differences if d.part != "code")]
+
+
+def _words(difference: Difference) -> str:
+    if difference.part == "pairing":  # before and after are checksums, which tell nobody anything
+        return f"{difference.part}: {difference.name} ({difference.detail})"
+    words = f"{difference.part}: {change_of(difference)}"
+    is_told = difference.part == "code" or not difference.detail or difference.detail in words
+    return words if is_told else f"{words} ({difference.detail})"
+
+
+def _told(words: str, where: Sequence[str]) -> str:
+    more = f" and {len(where) - _NUM_TOLD} more pairs" if len(where) > _NUM_TOLD else ""
+    return f"{words} [{', '.join(where[:_NUM_TOLD])}{more}]"

@@ -1,0 +1,300 @@
+"""The verdict on two arms of runs: BETTER, WORSE, EQUIVALENT, UNDECIDED, CONFOUNDED or INCOMPARABLE.
+
+First the gate: does the metric mean the same, was it exactly one change, did every run end healthy? Only then the
+statistics (decide), on one number per seed (endpoint). The record alone is read; nothing is trained or written.
+
+The surprising thing: a verdict is refused more easily than it is given. One forgotten edit in a file that nobody
+imports is enough for CONFOUNDED, and `allowed` names what a person takes the blame for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rung.compare.align import is_lower_better, main_metric
+from rung.compare.decide import (
+    BCA_FROM,
+    LOOKS,
+    UNPLANNED,
+    Decision,
+    Looks,
+    bca_interval,
+    correlation,
+    decide,
+    decide_by_floor,
+    decide_unpaired,
+)
+from rung.compare.endpoint import endpoint, own_endpoint, reached
+from rung.compare.gate import Gate, identity, look
+from rung.compare.noise import Floor, floor_for
+from rung.errors import RunError
+from rung.runs.query import Run, ref
+from rung.units import duration
+
+DELTA_SHARE = 0.005  # of the control's loss: less does not matter, unless a person says otherwise
+
+
+@dataclass
+class Pair:
+    """One seed: which runs, and the endpoint of each arm; several runs of a seed are averaged."""
+
+    seed: int | None
+    a: list[str]
+    b: list[str]
+    value_a: float
+    value_b: float
+    difference: float
+    num_evals: int
+
+
+@dataclass
+class Side:
+    """An arm by itself: means over its seeds."""
+
+    final: float = math.nan
+    best: float = math.nan
+
+
+@dataclass
+class Judgement:
+    """`effect` is B - A; without an interval low and high are NaN. `words()` is the sentence for people."""
+
+    word: str
+    metric: str = ""
+    factor: str = ""  # what was changed, in words; "none" in an A/A test
+    effect: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    percent: float = math.nan  # of the control's endpoint
+    targets_saved: float = math.nan  # share of the training that B would not need, negative where it needs more
+    num_pairs: int = 0
+    correlation: float = math.nan
+    sd: float = math.nan  # of one difference
+    p: float = math.nan
+    level: float = math.nan  # the two-sided error that this look may make
+    method: str = ""
+    bca: tuple[float, float] | None = None
+    delta: float = math.nan
+    is_lower_better: bool = True
+    is_provisional: bool = False
+    is_aa: bool = False
+    floor: Floor | None = None
+    more_pairs: int | None = None
+    more_s: float | None = None  # what these would take, as long as the runs that are there
+    a: Side = field(default_factory=Side)
+    b: Side = field(default_factory=Side)
+    pairs: list[Pair] = field(default_factory=list)
+    confounders: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "words": self.words()}
+
+    def words(self) -> str:
+        """The verdict in one line."""
+        if not math.isfinite(self.effect):
+            told = self.confounders if self.word == "CONFOUNDED" else self.reasons
+            more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+            return f"{self.word}{' (provisional)' if self.is_provisional else ''}: {told[0]}{more}"
+        unit = " nats" if self.metric.rpartition("/")[2] == "loss" else ""
+        span = f" [{_signed(self.low)}, {_signed(self.high)}]" if math.isfinite(self.low) else ""
+        how = [
+            f"{self.num_pairs} {'runs an arm' if self.method == 'Welch' else 'pairs' if self.num_pairs > 1 else 'pair'}"
+        ]
+        if math.isfinite(self.correlation):
+            how.append(f"corr {self.correlation:.2f}")
+        words = f"B\N{MINUS SIGN}A = {_signed(self.effect)}{unit}{span} ({', '.join(how)}): {self.word}"
+        words += f" at δ={self.delta:.2g}" if self.word in ("EQUIVALENT", "UNDECIDED") else ""
+        words += " (provisional)" if self.is_provisional else ""
+        return "; ".join([words, *self._what_next()])
+
+    def _what_next(self) -> list[str]:
+        if self.word != "UNDECIDED":
+            return []
+        out = []
+        if self.more_pairs is not None:
+            cost = f", about {duration(self.more_s)}" if self.more_s else ""
+            out.append(f"~{self.more_pairs} more pair{'s' if self.more_pairs != 1 else ''}{cost}")
+        wide = max(abs(self.low), abs(self.high))
+        if math.isfinite(wide) and self.num_pairs >= LOOKS[0]:
+            out.append(f"{'or ' if out else ''}EQUIVALENT at δ={_up(wide)}")
+        return [", ".join(out)] if out else []
+
+
+def judge(
+    a: Sequence[Run],
+    b: Sequence[Run],
+    metric: str | None = None,
+    delta: float | None = None,
+    allowed: Sequence[str] = (),
+    declared: str | None = None,
+    looks: Looks = UNPLANNED,
+) -> Judgement:
+    """The verdict on arm B against arm A. `allowed` are parts, names, or "sick"; `declared` may be "code"."""
+    if not a or not b:
+        raise RunError("a judgement needs runs in both arms; name them as `rung ab --judge A... -- B...`.")
+    both = {identity(run) for run in a}
+    for run in b:
+        if identity(run) in both:
+            raise RunError(f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself.")
+    metric = (metric or main_metric(a[0])).removeprefix("eval/")
+    gate = look(a, b, metric, allowed, declared)
+    out = Judgement(
+        "", metric, gate.factor, is_aa=gate.is_aa, is_lower_better=is_lower_better(a[0], metric) is not False
+    )
+    out.left_out, out.confounders, out.reasons = gate.left_out, gate.confounders, list(gate.reasons)
+    if gate.word:
+        out.word = gate.word
+        return out
+    if gate.diverged:
+        return _diverged(out, gate)
+    _measure(out, gate)
+    out.delta = _delta(delta, gate)
+    decision = _decide(out, gate, looks)
+    _put(out, decision, gate)
+    return out
+
+
+def _measure(out: Judgement, gate: Gate) -> None:
+    """Fills in the pairs, one per seed that both arms have."""
+    for seed in gate.seeds:
+        runs_a, runs_b = gate.of_seed(seed)
+        ends = [endpoint(gate.course(x), gate.course(y)) for x in runs_a for y in runs_b]
+        found = [end for end in ends if end is not None]  # the gate has seen to it that there is one
+        value_a, value_b, difference = (fmean(end[i] for end in found) for i in (1, 2, 0))
+        names = [gate.name(r) for r in runs_a], [gate.name(r) for r in runs_b]
+        out.pairs.append(Pair(seed, *names, value_a, value_b, difference, min(end.num_evals for end in found)))
+    lone = [run for run in (*gate.a, *gate.b) if out.pairs and run.document.get("seed") not in gate.seeds]
+    out.left_out += [f"{gate.name(run)} has no partner of seed {run.document.get('seed')}" for run in lone]
+
+
+def _decide(out: Judgement, gate: Gate, looks: Looks) -> Decision:
+    differences = [pair.difference for pair in out.pairs]
+    if len(differences) >= LOOKS[0]:
+        out.correlation = correlation([p.value_a for p in out.pairs], [p.value_b for p in out.pairs])
+        found = decide(differences, out.delta, looks, out.is_lower_better)
+        out.bca = bca_interval(differences, found.level) if len(differences) >= BCA_FROM else None
+        return found
+    if not differences:
+        values = [_by_seed(gate, arm) for arm in (gate.a, gate.b)]
+        if min(map(len, values)) >= LOOKS[0]:
+            out.reasons.append("no seed is in both arms: Welch's interval, wider than that of pairs")
+            return decide_unpaired(values[0], values[1], out.delta, looks, out.is_lower_better)
+        out.reasons.append("no seed is in both arms, so nothing is paired")
+        differences = [fmean(values[1]) - fmean(values[0])]
+    return _against_floor(out, gate, differences)
+
+
+def _against_floor(out: Judgement, gate: Gate, differences: Sequence[float]) -> Decision:
+    out.floor = floor_for(gate.a[0], out.metric)
+    if out.floor is not None and out.floor.sd > 0:
+        return decide_by_floor(differences, out.floor.sd, out.floor.df, out.delta, out.is_lower_better)
+    name = ref(gate.a[0].path, gate.a[0].id)
+    out.reasons.append(f"no noise floor to judge {len(differences)} of three pairs by: `rung ab {name} --aa` makes one")
+    nothing, num = math.nan, len(differences)
+    effect, more = fmean(differences), LOOKS[0] - len(differences)
+    return Decision("UNDECIDED", effect, nothing, nothing, nothing, num, nothing, more_pairs=more)
+
+
+def _by_seed(gate: Gate, arm: Sequence[Run]) -> list[float]:
+    """One value per seed; runs of unknown seed each count as their own."""
+    found: dict[Any, list[float]] = {}
+    for run in arm:
+        seed = run.document.get("seed")
+        found.setdefault(run.path if seed is None else seed, []).append(own_endpoint(gate.course(run)))
+    return [fmean(group) for group in found.values()]
+
+
+def _put(out: Judgement, decision: Decision, gate: Gate) -> None:
+    for name in ("effect", "low", "high", "sd", "p", "level", "method", "num_pairs", "more_pairs"):
+        setattr(out, name, getattr(decision, name))
+    out.word = decision.word
+    out.reasons += decision.reasons
+    out.is_provisional = out.floor is not None and decision.word in ("BETTER", "WORSE")
+    level = fmean(_by_seed(gate, gate.a))
+    out.percent = 100 * out.effect / abs(level) if level else math.nan
+    out.a, out.b = (_side(arm, gate, out.is_lower_better) for arm in (gate.a, gate.b))
+    out.targets_saved = _saved(gate, (out.effect < 0) == out.is_lower_better, out.is_lower_better)
+    if out.more_pairs:
+        seconds = [s for s in (_mean_s(gate.a), _mean_s(gate.b)) if s is not None]
+        out.more_s = out.more_pairs * sum(seconds) if len(seconds) == 2 else None
+    if out.is_aa:
+        out.reasons.append("an A/A test: nothing differs, so what is seen here is noise")
+
+
+def _side(arm: Sequence[Run], gate: Gate, is_lower: bool) -> Side:
+    pick = min if is_lower else max
+    values = [gate.course(run).values for run in arm]
+    bests = [pick(finite) for one in values if (finite := [v for v in one if math.isfinite(v)])]
+    return Side(fmean(one[-1] for one in values), fmean(bests)) if bests else Side()
+
+
+def _saved(gate: Gate, is_ahead: bool, is_lower: bool) -> float:
+    """How much earlier B comes to where A ends, as a share of the training; where B ends worse, the other way round."""
+    shares = []
+    for seed in gate.seeds:
+        a, b = (gate.course(runs[0]) for runs in gate.of_seed(seed))
+        level = own_endpoint(a if is_ahead else b)
+        at_a, at_b = (reached(one, level, is_lower) for one in (a, b))
+        if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None):
+            shares.append((at_a - at_b) / a.x[-1])
+    return fmean(shares) if shares else math.nan
+
+
+def _diverged(out: Judgement, gate: Gate) -> Judgement:
+    """A run that broke has no endpoint; that it broke, and those of the other arm did not, is said without one."""
+    finished = {"A": len(gate.a), "B": len(gate.b)}
+    out.word = "UNDECIDED"
+    for side, runs in gate.diverged.items():
+        out.reasons.append(f"{', '.join(gate.name(run) for run in runs)} of arm {side} diverged")
+    if len(gate.diverged) == 1:
+        side = next(iter(gate.diverged))
+        other = "B" if side == "A" else "A"
+        if finished[other]:
+            out.word = "WORSE" if side == "B" else "BETTER"
+            out.is_provisional = min(len(gate.diverged[side]), finished[other]) < LOOKS[0]
+            num = finished[other]
+            out.reasons.append(f"{num} of arm {other} finished, none diverged; no interval, for a NaN is no number")
+    return out
+
+
+def _delta(delta: float | None, gate: Gate) -> float:
+    return delta if delta is not None else DELTA_SHARE * abs(fmean(_by_seed(gate, gate.a)))
+
+
+def _mean_s(arm: Sequence[Run]) -> float | None:
+    found = [s for run in arm if (s := elapsed_s(run)) is not None]
+    return fmean(found) if found else None
+
+
+def elapsed_s(run: Run) -> float | None:
+    """How long a run took."""
+    seconds = (run.document.get("totals") or {}).get("elapsed_s")
+    if isinstance(seconds, int | float) and math.isfinite(seconds):
+        return float(seconds)
+    from datetime import datetime
+
+    try:
+        ends = [datetime.fromisoformat(str(run.document.get(name))) for name in ("created", "ended")]
+    except ValueError:
+        return None
+    return (ends[1] - ends[0]).total_seconds()
+
+
+def _signed(value: float) -> str:
+    return (
+        f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+        if abs(value) >= 5e-5 or value == 0
+        else f"{value:+.1e}".replace("-", "\N{MINUS SIGN}", 1)
+    )
+
+
+def _up(value: float) -> str:
+    """Rounded up to two digits: at this delta the word would really be EQUIVALENT."""
+    place = 10 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
+    return f"{math.ceil(value / place * (1 + 1e-9)) * place:.2g}" if value > 0 else "0"
