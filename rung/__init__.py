@@ -40,8 +40,13 @@ class _Rung(ModuleType):
         return run.config if run is not None else sys.modules["rung.config"]
 
     @config.setter
-    def config(self, module: ModuleType) -> None:
-        """Python sets a submodule as an attribute when it is imported; it is found in sys.modules anyway."""
+    def config(self, found: Any) -> None:
+        """Python sets a submodule as an attribute when it is imported; it is found in sys.modules anyway. A script that
+        sets it means the configuration of its run."""
+        if not isinstance(found, ModuleType):
+            from rung.own_loop.current import needed
+
+            needed().config.update(found)
 
 
 sys.modules[__name__].__class__ = _Rung
@@ -63,4 +68,9 @@ def __getattr__(name: str) -> Any:
         return current.current() if name == "run" else getattr(current, name)
     if name == "config":
         raise AttributeError("rung.config is the configuration of a run; start one: rung.init(experiment=...)")
+    if not name.startswith("_"):
+        from rung.own_loop import current, missing
+
+        if name in missing.OF_THE_MODULE:
+            return missing.missing(name, current.current())
     raise AttributeError(f"module 'rung' has no attribute {name!r}")

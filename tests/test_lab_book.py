@@ -1,4 +1,4 @@
-"""If this fails, the book no longer catches what its users lost days to: a value that was changed and never committed."""
+"""If this fails, the book no longer catches what its users lost days to: a value changed and never committed."""
 
 from __future__ import annotations
 

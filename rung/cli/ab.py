@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import click
 
 from rung.errors import RunError, UserError
 from rung.runs.files import to_json
-from rung.runs.query import Run, open_run
+from rung.runs.query import Run, open_run, ref
 from rung.units import duration
 
 if TYPE_CHECKING:
@@ -41,12 +42,19 @@ class Asked:
     delta: float | None
     allowed: tuple[str, ...]
     declared: str | None
+    better: str | None
     as_json: bool
     check: bool
+    is_verbose: bool
+
+    def options(self) -> dict[str, Any]:
+        """What the judge takes by name."""
+        names = ("metric", "delta", "allowed", "declared", "better")
+        return {name: getattr(self, name) for name in names}
 
 
 @click.command("ab", cls=Ab, short_help="Try one change, or judge runs that exist.")
-@click.argument("words", nargs=-1, metavar="BASE KEY=VALUE... | --judge A... -- B...")
+@click.argument("words", nargs=-1, metavar="BASE KEY=VALUE... | --judge A... -- B... [-- C...]")
 @click.option("--seeds", "num_seeds", type=click.IntRange(1, 1000), default=3, show_default=True,
               help="Pairs to train: the seed of BASE, then the next ones.")  # fmt: skip
 @click.option("--why", help="What the change is to show; kept with each run.")
@@ -57,6 +65,7 @@ class Asked:
 )
 @click.option("--allow", "allowed", multiple=True, metavar="NAME",
               help="Do not let it spoil the verdict: sick, environment, packages, budget, a key, ...")  # fmt: skip
+@click.option("--better", type=click.Choice(["lower", "higher"]), help="Which side is good, where no run says it.")
 @click.option("--declare", "declared", metavar="NAME", help="What was changed on purpose, where it is no key: code.")
 @click.option(
     "--aa", "is_aa", is_flag=True, help="No change: train seeds of BASE alone and show how far they lie apart."
@@ -66,13 +75,14 @@ class Asked:
 )
 @click.option("--dry-run", is_flag=True, help="Show which runs it would take, and stop.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the verdict is BETTER or EQUIVALENT.")
+@click.option("--verbose", is_flag=True, help="Show all that the trainings print.")
 @click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
               type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON; trainings go to the error output.")
 def command(
     words: tuple[str, ...], num_seeds: int, why: str | None, experiment: str | None, metric: str | None,
-    delta: float | None, allowed: tuple[str, ...], declared: str | None, is_aa: bool, is_judging: bool, dry_run: bool,
-    check: bool, root: Path, as_json: bool,
+    delta: float | None, allowed: tuple[str, ...], better: str | None, declared: str | None, is_aa: bool,
+    is_judging: bool, dry_run: bool, check: bool, verbose: bool, root: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Train BASE and BASE with one change, seed by seed, and say whether the change made it better.
 
@@ -87,8 +97,9 @@ def command(
       rung ab piano/6 --aa
       rung ab --judge piano/6 -- piano/7
       rung ab --judge piano/3..5 -- piano/6..8 --metric full_val/loss --check
+      rung ab --judge piano/3..5 -- piano/6..8 -- piano/9..11
     """
-    asked = Asked(metric, delta, allowed, declared, as_json, check)
+    asked = Asked(metric, delta, allowed, declared, better, as_json, check, verbose)
     if delta is not None and not math.isfinite(delta):
         raise UserError(f"--delta {delta} is not a finite number; give the smallest difference that matters, as 0.01")
     if is_judging:
@@ -112,6 +123,7 @@ def _arms(words: Sequence[str], root: Path, is_aa: bool, asked: Asked) -> tuple[
     """The base run and its arms, resolved: a mistake in a key ends here, before anything is trained."""
     from rung.cli.resolve import resolve, run_layer
     from rung.cli.trial import Arm, changed_keys, refuse_other_horizon
+    from rung.compare.difference import is_of_engine
 
     if not words or "=" in words[0]:
         raise UserError("which run is the base? as in `rung ab piano/6 optimizer.grad_clip=0.5`")
@@ -123,6 +135,11 @@ def _arms(words: Sequence[str], root: Path, is_aa: bool, asked: Asked) -> tuple[
         raise UserError(f"--aa trains the base alone; leave out {' '.join(changes)}, or leave out --aa")
     if not is_aa and not changes and asked.declared != "code":
         raise UserError("what is the change? give key=value, or --declare code for an edit, or --aa for none")
+    if not is_of_engine(base):
+        raise UserError(
+            f"{base.id} was trained by a loop of its own, which rung cannot start; train both arms with it, three "
+            "seeds each, and judge them with `rung ab --judge A... -- B...`"
+        )
     layer = run_layer(base.id, base.config(), base.sources())
     recipe = str(base.document.get("recipe"))
     control = Arm("control", (), resolve(recipe, (), base=[layer]))
@@ -144,7 +161,7 @@ def _arms(words: Sequence[str], root: Path, is_aa: bool, asked: Asked) -> tuple[
 
 
 def _carry_out(trial: Trial, asked: Asked, dry_run: bool, is_aa: bool) -> None:
-    found = {(arm.name, seed): trial.find(arm, seed) for arm, seed in trial.places()}
+    found = trial.find()
     _print_plan(trial, found, asked.as_json)
     busy = [run.id for run in found.values() if run is not None and run.status in ("running", "silent")]
     if busy:
@@ -158,7 +175,7 @@ def _carry_out(trial: Trial, asked: Asked, dry_run: bool, is_aa: bool) -> None:
         if not _has_ended(run):
             if trial.declared == "code" and arm.name == "control":
                 continue  # cannot be trained here: the code is another one
-            found[arm.name, seed] = _train(trial, arm, seed, run, asked.as_json)
+            found[arm.name, seed] = _train(trial, arm, seed, run, asked)
     runs = {arm.name: [r for s in trial.seeds if _has_ended(r := found[arm.name, s]) and r] for arm in trial.arms}
     if is_aa:
         _print_floor(trial, runs["control"], asked)
@@ -170,16 +187,18 @@ def _has_ended(run: Run | None) -> bool:
     return run is not None and run.status in ("finished", "diverged")
 
 
-def _train(trial: Trial, arm: Arm, seed: int, run: Run | None, is_quiet: bool) -> Run:
+def _train(trial: Trial, arm: Arm, seed: int, run: Run | None, asked: Asked) -> Run:
     """Trains one run, or goes on with it, and returns what became of it."""
-    from rung.cli.trial import follow
+    from rung.cli.trial import STOPPED, follow
+    from rung.compare.judge import elapsed_s
 
-    click.echo(f"\n{arm.name}, seed {seed}: {'goes on with ' + run.id if run else 'trains'}", err=is_quiet)
+    is_quiet = asked.as_json
+    click.echo(f"{arm.name}, seed {seed}: {'goes on with ' + run.id if run else 'trains'}", err=is_quiet)
     before = {made.path for made in trial.made()}
-    code = follow(trial.command(arm, seed, run), is_quiet)
+    code = follow(trial.command(arm, seed, run), is_quiet, asked.is_verbose)
     made = [one for one in trial.made() if one.path not in before and one.document.get("seed") == seed]
     trial.mark(arm, made)
-    if code in (130, 143, -2, -15):
+    if code in STOPPED:
         click.echo("stopped; the same command goes on with what is there", err=True)
         sys.exit(130)
     # Looked at again rather than searched for: code that was edited since we began is for the judge to tell.
@@ -189,6 +208,10 @@ def _train(trial: Trial, arm: Arm, seed: int, run: Run | None, is_quiet: bool) -
             f"the training of the {arm.name} with seed {seed} ended with {code}; mend what it says above and give the "
             "same command again: what has ended counts."
         )
+    best = (ended.best or {}).get("loss")
+    loss = f", best loss {best:.4f}" if _number(best) else ""
+    took = f", {duration(seconds)}" if (seconds := elapsed_s(ended)) else ""
+    click.echo(f"  {ended.id} {ended.status}{loss}{took}", err=is_quiet)
     return ended
 
 
@@ -200,7 +223,10 @@ def _conclude(trial: Trial, control: Sequence[Run], variant: Sequence[Run], aske
     before = [e for e in trial.base.events("judgement") if e.get("ab") == trial.id and _number(e.get("num_pairs"))]
     counted = [int(e["num_pairs"]) for e in before if e["num_pairs"] >= LOOKS[0]]
     planned = counted[0] if counted else len(trial.seeds)  # what was first looked at was planned; the rest goes on
-    said = judge(control, variant, asked.metric, asked.delta, asked.allowed, asked.declared, Looks(planned))
+    said = judge(control, variant, looks=Looks(planned), **asked.options())
+    if said.word == "UNDECIDED" and said.more_pairs is not None and not said.is_aa and trial.declared != "code":
+        words = [ref(trial.base.path, trial.base.id), *trial.arms[-1].words]
+        said.what_next = f"`rung ab {shlex.join(words)} --seeds {len(trial.seeds) + said.more_pairs}` trains them"
     told = {name: value for name, value in said.plain().items() if name not in ("pairs", "floor", "a", "b", "bca")}
     runs = {"a": [run.id for run in control], "b": [run.id for run in variant]}
     append_event(trial.base.path, "judgement", ab=trial.id, overrides=list(trial.arms[-1].words), **runs, **told)
@@ -208,16 +234,48 @@ def _conclude(trial: Trial, control: Sequence[Run], variant: Sequence[Run], aske
 
 
 def _judge_existing(words: Sequence[str], root: Path, asked: Asked) -> None:
+    from rung.compare.decide import Looks
     from rung.compare.judge import judge
 
-    if list(words).count(_BETWEEN) != 1:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == _BETWEEN:
+            parts.append([])
+        else:
+            parts[-1] += _names(word)
+    if len(parts) < 2 or not all(parts):
         raise UserError("which runs are to be judged? as in `rung ab --judge piano/3..5 -- piano/6..8`")
-    cut = list(words).index(_BETWEEN)
-    a, b = (
-        [open_run(name, root) for word in part for name in _names(word)] for part in (words[:cut], words[cut + 1 :])
-    )
-    said = judge(a, b, asked.metric, asked.delta, asked.allowed, asked.declared)
-    _show(said, asked, {"a_runs": [run.id for run in a], "b_runs": [run.id for run in b]})
+    control, *variants = [[open_run(name, root) for name in part] for part in parts]
+    looks = Looks(num_variants=len(variants))
+    told = [judge(control, variant, looks=looks, **asked.options()) for variant in variants]
+    runs = [[run.id for run in arm] for arm in (control, *variants)]
+    if len(told) == 1:
+        _show(told[0], asked, {"a_runs": runs[0], "b_runs": runs[1]})
+    else:
+        _show_many(told, control[0], runs, asked)
+
+
+def _show_many(told: Sequence[Judgement], control: Run, runs: Sequence[list[str]], asked: Asked) -> None:
+    """One line per variant, and how far runs of one config lie apart."""
+    from rung.cli.table import one_line
+    from rung.compare.noise import floor_for
+
+    metric = told[0].metric
+    floor = floor_for(control, metric)
+    if asked.as_json:
+        variants = [{**said.plain(), "b_runs": names} for said, names in zip(told, runs[1:])]
+        known = vars(floor) if floor else None
+        click.echo(to_json({"metric": metric, "a_runs": runs[0], "floor": known, "variants": variants}).decode())
+    else:
+        click.echo(one_line(f"A: {' '.join(runs[0])}, {metric}"))
+        click.echo(f"noise: {floor.words if floor else 'not known; three seeds of one config would tell'}")
+        for said, names in zip(told, runs[1:]):
+            factor = f" ({said.factor})" if said.factor else ""
+            click.echo()
+            click.secho(one_line(f"B: {' '.join(names)}{factor}"))
+            _print_last(said)
+        click.echo(f"\nthe intervals hold all at once: each may err in 1/{len(told)} of what one alone may")
+    _exit(told, asked)
 
 
 def _names(word: str) -> list[str]:
@@ -253,6 +311,7 @@ def _print_plan(trial: Trial, found: dict[tuple[str, int], Run | None], is_quiet
 
 
 def _print_floor(trial: Trial, runs: Sequence[Run], asked: Asked) -> None:
+    from rung.cli.table import one_line
     from rung.compare.align import main_metric
     from rung.compare.noise import floor_for
 
@@ -263,9 +322,9 @@ def _print_floor(trial: Trial, runs: Sequence[Run], asked: Asked) -> None:
     if asked.as_json:
         click.echo(to_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None}).decode())
     elif floor is None:
-        click.echo(f"no noise floor: fewer than three seeds of {trial.base.id} ended with a finite {metric}")
+        click.echo(one_line(f"no noise floor: fewer than three seeds of {trial.base.id} ended with a finite {metric}"))
     else:
-        click.echo(f"noise floor of {metric}: {floor.words}")
+        click.echo(one_line(f"noise floor of {metric}: {floor.words}"))
 
 
 def _show(said: Judgement, asked: Asked, more: dict[str, Any]) -> None:
@@ -273,7 +332,11 @@ def _show(said: Judgement, asked: Asked, more: dict[str, Any]) -> None:
         click.echo(to_json({**said.plain(), **more}).decode())
     else:
         _print(said)
-    if asked.check and said.word not in ("BETTER", "EQUIVALENT"):
+    _exit([said], asked)
+
+
+def _exit(told: Sequence[Judgement], asked: Asked) -> None:
+    if asked.check and any(said.word not in ("BETTER", "EQUIVALENT") for said in told):
         sys.exit(1)
 
 
@@ -301,7 +364,15 @@ def _print(said: Judgement) -> None:
     lines += [f"left out {text}" for text in said.left_out]
     for line in lines:
         click.echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
+    _print_last(said)
+
+
+def _print_last(said: Judgement) -> None:
+    from rung.cli.table import one_line
+
     click.secho(one_line(said.words()), bold=True)
+    if said.what_next:
+        click.echo(f"next     {one_line(said.what_next)}")
 
 
 def _effect(said: Judgement) -> str:

@@ -56,13 +56,16 @@ def command(
     from rung.compare.align import outcome
     from rung.compare.factors import compare, strictness
 
-    comparison = compare(open_run(a, root), open_run(b, root))
+    runs = open_run(a, root), open_run(b, root)
+    names = names_of(*runs)
+    for run, name in zip(runs, names):
+        run.id = name  # so that every sentence says which of two namesakes it is about
+    comparison = compare(*runs)
     strict = strictness(comparison, allowed, declared)
     happened = outcome(comparison.a, comparison.b, metric)
     if as_json:
         click.echo(to_json(_everything(comparison, strict, happened)).decode())
         return
-    names = names_of(comparison.a, comparison.b)
     _header(comparison, names, strict)
     _config(comparison, names, strict)
     _code(comparison, strict, "all" if patch else "none" if stat else "short")
@@ -72,12 +75,13 @@ def command(
 
 def names_of(a: Run, b: Run) -> tuple[str, str]:
     """What to call the two: their ids, or their paths where two folders have a run of one id."""
-    return (a.id, b.id) if a.id != b.id else (str(a.path), str(b.path))
+    found = (a.id, b.id) if a.id != b.id else (str(a.path), str(b.path))
+    return shown(found[0], 200), shown(found[1], 200)
 
 
 def shown(value: Any, most: int = 60) -> str:
     """A value of anybody's as one line of text that steers no terminal."""
-    from rung.compare.blocks import one_line
+    from rung.text import one_line
 
     text = value if isinstance(value, str) else to_json(value).decode()
     text = one_line(text.encode("utf-8", "backslashreplace").decode())
@@ -90,7 +94,7 @@ def _everything(comparison: Comparison, strict: Strictness, happened: Outcome) -
     return {
         **{
             key: {
-                "id": run.id, "path": str(run.path), "status": run.status, "status_text": run.status_text,
+                "id": run.document["id"], "path": str(run.path), "status": run.status, "status_text": run.status_text,
                 "step": run.step, "parent": run.document.get("parent"), "why": run.document.get("why"),
             }
             for key, run in runs.items()
@@ -155,10 +159,12 @@ def _config(comparison: Comparison, names: tuple[str, str], strict: Strictness) 
             for value, source in ((one.before, one.source_before), (one.after, one.source_after))
         ]
         sources = dict.fromkeys(shown(s) for s in (one.source_before, one.source_after) if s)
-        rows.append([shown(one.name), *values, _weight(one, strict), " -> ".join(sources)])
+        rows.append([shown(one.name), *values, _weight(one, strict), " -> ".join(sources), shown(one.detail, 200)])
     click.echo("\nconfig" if rows else "\nconfig: the same")
     if rows:
-        print_table(["key", *names, "what it is", "set by"], rows)
+        head = ["key", *names, "what it is", "set by", "detail"]
+        width = len(head) if any(row[-1] for row in rows) else len(head) - 1
+        print_table(head[:width], [row[:width] for row in rows])
 
 
 def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
@@ -184,7 +190,7 @@ def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
 
 
 def _patch(patch: str, is_whole: bool) -> None:
-    from rung.compare.blocks import visible
+    from rung.text import visible
 
     lines = patch.split("\n")[:-1] if patch.endswith("\n") else patch.split("\n")
     changed = [

@@ -21,7 +21,9 @@ class Words(click.Command):
     """A command whose last argument is text: "- like this" is no option, though it begins as one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        text = next((arg for arg in args if arg.startswith("-") and len(arg.split()) > 1), None)
+        known = [name for param in self.get_params(ctx) for name in param.opts if name.startswith("-")]
+        text = next((arg for arg in args if arg.startswith("-") and len(arg.split()) > 1
+                     and arg.partition("=")[0] not in known), None)  # fmt: skip
         if text is not None and "--" not in args:
             args.remove(text)
             args = [*args, "--", text]
@@ -56,7 +58,7 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
     elif text is not None:
         now = time.time()
         write_event(found, "note", unix_s=now, text=user_text(text, "a note"))
-        click.echo(f"noted beside {found.id}", err=as_json)
+        click.echo(f"noted beside {_name(found)}", err=as_json)
     if as_json or (text is None and not is_undo):
         _list(found, as_json)
 
@@ -90,7 +92,7 @@ def _undo(run: Run) -> None:
         raise RunError(f"{run.id} has no note to take back.")
     last = notes[-1]
     write_event(run, "note_undone", of_unix_s=last.get("unix_s"), text=last["text"])
-    click.echo(f"taken back from {run.id}: {_shown(last)}")
+    click.echo(f"taken back from {_name(run)}: {_shown(last)}")
 
 
 def _list(run: Run, as_json: bool) -> None:
@@ -100,9 +102,15 @@ def _list(run: Run, as_json: bool) -> None:
     if as_json:
         click.echo(to_json([{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes]).decode())
     elif not notes:
-        click.echo(f"{run.id} has no notes yet")
+        click.echo(f"{_name(run)} has no notes yet")
     for note in [] if as_json else notes:
         click.echo(_shown(note))
+
+
+def _name(run: Run) -> str:
+    from rung.text import one_line
+
+    return one_line(run.id)
 
 
 def _shown(note: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _everything(run: Run) -> dict[str, Any]:
 def _header(run: Run) -> None:
     doc = run.document
     recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
-    click.echo(f"{run.id}  {recipe}  {run.status_text}")
+    click.echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
     versions = "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version)
     best = run.best
     lines = {
@@ -102,7 +102,7 @@ def _header(run: Run) -> None:
     derived = {name: value for name, value in (doc.get("derived") or {}).items() if not isinstance(value, dict | list)}
     if derived:
         text = ", ".join(f"{name} {number(value)}" for name, value in derived.items())
-        click.echo(textwrap.fill(text, 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
+        click.echo(textwrap.fill(printable(text), 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
 
 
 def _changed(run: Run) -> str:
@@ -113,6 +113,7 @@ def _changed(run: Run) -> str:
 
     try:
         link = find_parent(run)
+        link.has_rows = False  # for one line they need not be read
         text = short_change(link)
     except (RunError, OSError) as error:
         return f"({error})"
@@ -230,16 +231,41 @@ def _metrics(run: Run) -> None:
     click.echo(f"\nmetrics ({len(found)})")
     has_bad = any(one.num_non_finite for one in found.values())
     rows = []
-    for name, one in found.items():
-        row = [one_line(name), _short(one.last), _short(one.min), _at(one.min_step), _short(one.max), _at(one.max_step)]
-        rows.append([*row, str(one.count), *([str(one.num_non_finite)] if has_bad else [])])
+    for name, one in sorted(found.items(), key=lambda item: _place(item[0])):
+        last, low, high = (_short(value, one.is_whole) for value in (one.last, one.min, one.max))
+        rows.append(
+            [
+                name,
+                last,
+                low,
+                _at(one.min_step),
+                high,
+                _at(one.max_step),
+                str(one.count),
+                *([str(one.num_non_finite)] if has_bad else []),
+            ]
+        )
     head = ["metric", "last", "min", "at", "max", "at", "values", *(["not finite"] if has_bad else [])]
     print_table(head, rows, numeric=range(1, len(head)))
 
 
-def _short(value: float | None) -> str:
+_FIRST = ("loss", "norm", "norm_clipped", "lr")
+_LAST = ("look", "probe")
+
+
+def _place(name: str) -> int:
+    """What one looks for comes first, what was asked of the model now and then comes last."""
+    if name in _FIRST:
+        return _FIRST.index(name)
+    prefix = name.partition("/")[0]
+    return len(_FIRST) + (1 + _LAST.index(prefix) if prefix in _LAST else 0)
+
+
+def _short(value: float | None, is_whole: bool) -> str:
     if value is None:
         return "-"
+    if is_whole:
+        return str(int(value))
     return f"{value:.6g}" if math.isfinite(value) else number(float(value))
 
 
@@ -261,7 +287,7 @@ def _progress() -> Progress | None:
 
 def _files(run: Run) -> None:
     samples, checkpoints = run.samples(), run.checkpoints()
-    captions = {event.get("path"): event.get("caption") for event in run.events("sample")}
+    captions = {str(event.get("path")): event.get("caption") for event in run.events("sample")}
     if samples:
         click.echo(f"\nsamples ({len(samples)})")
         for path in samples[-_NUM_SAMPLES:]:

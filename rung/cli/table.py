@@ -1,6 +1,6 @@
 """Tables of the reading verbs, and values as their cells show them: rich on a terminal, plain text elsewhere.
 
-What users wrote stays text: a cell is one line, without what a terminal would obey.
+What users wrote stays text: a cell is one line, and holds nothing that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import click
 
+from rung.text import one_line as one_line
+from rung.text import printable as printable
 from rung.units import duration
 
 _COLOURS = {
@@ -28,20 +30,8 @@ def value_text(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else str(value).replace("nan", "NaN")
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    text = one_line(value)
+    text = one_line(" ".join(map(str, value)) if isinstance(value, list) else value)
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
-
-
-def one_line(value: Any) -> str:
-    """Text of a user in one line, without what a terminal would obey."""
-    return printable(" ".join(str(value).split()))
-
-
-def printable(text: str) -> str:
-    """The text with every control character written out: a name must not move the cursor or turn the line around."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
 
 
 def loss_text(loss: Any) -> str:
@@ -60,6 +50,7 @@ def age(created: Any) -> str:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
     """Columns that line up: rich on a terminal, plain text for everything else."""
+    head, rows = [printable(name) for name in head], [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(head, rows, numeric, _COLOURS)
         return

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rung.errors import RunError, UserError
 from rung.runs.query import Run, list_runs, ref
@@ -28,6 +30,8 @@ from rung.runs.record import amend
 if TYPE_CHECKING:
     from rung.cli.resolve import Resolved
 
+STOPPED = (130, 143, -2, -15)  # exit codes of a training that was interrupted, and saved
+_NUM_TOLD = 30  # lines of a training that failed
 _ENVIRONMENT = ("python", "implementation", "packages", "rung_sha256", "gpus")
 
 
@@ -85,10 +89,14 @@ class Trial:
             "--why", self.why, "--tag", f"ab={self.id}", "--runs", str(self.root),
         ]  # fmt: skip
 
-    def find(self, arm: Arm, seed: int) -> Run | None:
-        """The run that serves here: one at its end before one to go on with, the newest before older ones."""
-        others = [run for run in list_runs(self.root, None, []) if run.document.get("seed") == seed]
-        fit = [run for run in (self.base, *reversed(others)) if self._is_fit(run, arm, seed)]
+    def find(self) -> dict[tuple[str, int], Run | None]:
+        """Arm and seed -> the run that serves there: one at its end before one to go on with, the newest before older
+        ones."""
+        there = [self.base, *reversed(list_runs(self.root, None, []))]
+        return {(arm.name, seed): self._find(arm, seed, there) for arm, seed in self.places()}
+
+    def _find(self, arm: Arm, seed: int, there: Sequence[Run]) -> Run | None:
+        fit = [run for run in there if self._is_fit(run, arm, seed)]
         ended = [run for run in fit if run.status in ("finished", "diverged")]
         return next(iter([*ended, *fit]), None)
 
@@ -193,8 +201,13 @@ def changed_keys(control: Resolved, variant: Resolved) -> list[str]:
     return [name for name in found if name not in follows]
 
 
-def follow(command: Sequence[str], is_quiet: bool) -> int:
-    """Runs a training with its output shown. Ctrl-C reaches it as well as us: it saves and stops, and we wait."""
+def follow(command: Sequence[str], is_quiet: bool, is_verbose: bool = False) -> int:
+    """Runs a training. Ctrl-C reaches it as well as us: it saves and stops, and we wait.
+
+    Its output is shown where `is_verbose`; else its last line, in place, on a terminal, and the end of it all where the
+    training fails. With `is_quiet` all of it goes to the error output.
+    """
+    out = sys.stderr if is_quiet else sys.stdout
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -203,11 +216,37 @@ def follow(command: Sequence[str], is_quiet: bool) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        child = subprocess.Popen(command, stdout=sys.stderr.fileno() if is_quiet else None)
-        return child.wait()
+        if is_verbose:
+            child = subprocess.Popen(command, stdout=sys.stderr.fileno() if is_quiet else None)
+            return child.wait()
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        told = _watch(child, out)
+        code = child.wait()
+        if code not in (0, *STOPPED):
+            print(*told, sep="\n", file=sys.stderr, flush=True)
+        return code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _watch(child: subprocess.Popen[bytes], out: TextIO) -> list[str]:
+    """Reads what a training prints until it ends, and returns the last of it."""
+    from rung.text import printable
+
+    told: deque[str] = deque(maxlen=_NUM_TOLD)
+    assert child.stdout is not None
+    is_live = out.isatty()
+    for raw in child.stdout:
+        told.append(printable(raw.decode(errors="replace").rstrip()))
+        if is_live and told[-1]:
+            width = shutil.get_terminal_size().columns - 1
+            out.write(f"\r\x1b[K{told[-1][:width]}")
+            out.flush()
+    if is_live:
+        out.write("\r\x1b[K")
+        out.flush()
+    return list(told)
 
 
 def _learning(tree: Mapping[str, Any]) -> dict[str, Any]:

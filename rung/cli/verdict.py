@@ -62,7 +62,7 @@ def _give(run: Run, verdict: dict[str, Any] | None, is_quiet: bool) -> None:
     amend(run.path, verdict=verdict)
     write_event(run, "verdict", **(verdict or {"word": None, "text": "", "unix_s": time.time()}))
     if not is_quiet:
-        click.echo(f"{run.id}: {_words(verdict) or 'no verdict any more'}")
+        click.echo(f"{_words(run.id)}: {_words(verdict) or 'no verdict any more'}")
         if old:
             click.echo(f"before: {old}")
 
@@ -70,15 +70,15 @@ def _give(run: Run, verdict: dict[str, Any] | None, is_quiet: bool) -> None:
 def _show(run: Run) -> None:
     from rung.compare.page import date
 
-    click.echo(f"{run.id}: {_words(run.document.get('verdict')) or 'no verdict yet'}")
+    click.echo(f"{_words(run.id)}: {_words(run.document.get('verdict')) or 'no verdict yet'}")
     for event in list(run.events("verdict")):
         click.echo(f"  {date(event.get('unix_s')) or 'undated'}  {_words(event) or 'taken back'}")
 
 
 def _words(verdict: Any) -> str:
     """Word and text on one line; older runs hold a plain text."""
-    from rung.compare.blocks import one_line
     from rung.compare.lineage import text_of
+    from rung.text import one_line
 
     parts = [verdict.get("word"), verdict.get("text")] if isinstance(verdict, dict) else [verdict]
     return ": ".join(filter(None, (one_line(text_of(part)) for part in parts)))

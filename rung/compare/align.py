@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rung.compare.reading import column, evals
 from rung.errors import RunError
 from rung.runs.query import Run
 
@@ -77,8 +79,8 @@ def main_metric(run: Run) -> str:
 
 def evals_of(run: Run) -> dict[str, Curve]:
     """set/name -> its curve over steps, in the order in which they were first seen."""
-    found: dict[str, dict[int, float]] = {}
-    for row in run.evals():
+    found: dict[str, dict[float, float]] = {}
+    for row in evals(run):
         for name, value in row.items():
             if name not in ("step", "set") and _is_number(value):
                 found.setdefault(f"{row['set']}/{name}", {})[row["step"]] = float(value)
@@ -87,25 +89,29 @@ def evals_of(run: Run) -> dict[str, Curve]:
 
 def curve_of(run: Run, metric: str) -> Curve:
     """The curve of an eval metric, else of a metric of the rows; empty where there is none."""
-    evals = evals_of(run)
-    if metric in evals:
-        return evals[metric]
-    columns = run.metrics([metric])
-    return _curve({s: float(v) for s, v in zip(columns["step"], columns[metric]) if _is_number(v)})
+    of_evals = evals_of(run)
+    if metric in of_evals:
+        return of_evals[metric]
+    rows = column(run, metric)
+    return _curve({step: float(value) for step, value in zip(rows.steps, rows.values)})
 
 
 def targets_at(run: Run) -> Callable[[float], float | None]:
     """step -> targets seen before it; None where a row on the way there does not say."""
-    columns = run.metrics(["targets"])
-    found = {s: float(v) for s, v in zip(columns["step"], columns["targets"]) if _is_number(v) and math.isfinite(v)}
+    rows = column(run, "targets")
+    found = {step: value for step, value in zip(rows.steps, rows.values) if math.isfinite(value)}
     first = min(found, default=0)
-    totals, total = {first: 0.0} if found and first <= 1 else {}, 0.0  # a loop may count its steps from 1
-    step = first
-    while totals and step in found:
-        total += found[step]
-        step += 1
-        totals[step] = total
-    return lambda step: 0.0 if step == 0 and totals else totals.get(int(step)) if step == int(step) else None
+    if not found or first > 1:  # a loop may count its steps from 1
+        return lambda step: None
+    known = itertools.takewhile(lambda value: value is not None, map(found.get, itertools.count(first)))
+    totals = list(itertools.accumulate(known, initial=0.0))
+
+    def at(step: float) -> float | None:
+        place = int(step - first)
+        is_there = place == step - first and 0 <= place < len(totals)
+        return 0.0 if step == 0 else totals[place] if is_there else None
+
+    return at
 
 
 def is_lower_better(run: Run, metric: str) -> bool | None:
@@ -179,18 +185,19 @@ def _side(run: Run, curve: Curve, is_lower: bool) -> Side:
     points = [Point(*pair) for pair in zip(*curve)]
     finite = [point for point in points if math.isfinite(point.value)]
     sign = 1.0 if is_lower else -1.0
-    columns = run.metrics(["targets", "step_s"])
-    timed = [(t, s) for t, s in zip(columns["targets"], columns["step_s"]) if _is_positive(s)]
-    rates = [t / s for t, s in timed if _is_positive(t)]
-    counts = [float(t) for t in columns["targets"] if _is_number(t) and math.isfinite(t)]
+    targets, seconds = column(run, "targets"), column(run, "step_s")
+    counts = [value for value in targets.values if math.isfinite(value)]
+    times = {place: s for place, s in zip(seconds.places, seconds.values) if 0 < s < math.inf}
+    rates = [t / times[place] for place, t in zip(targets.places, targets.values)
+             if 0 < t < math.inf and place in times]  # fmt: skip
     return Side(
         final=points[-1] if points else None,
         best=min(finite, key=lambda point: sign * point.value, default=None),
         num_values=len(points),
         num_not_finite=len(points) - len(finite),
-        targets=sum(counts) if counts else None,
+        targets=float(sum(counts)) if counts else None,
         targets_per_s=statistics.median(rates) if rates else None,
-        steps_per_s=statistics.median(1.0 / s for _, s in timed) if timed else None,
+        steps_per_s=statistics.median(1.0 / s for s in times.values()) if times else None,
     )
 
 
@@ -211,14 +218,10 @@ def _unknown(a: Run, b: Run, metric: str) -> RunError:
     return RunError(f"neither {a.id} nor {b.id} has a metric {metric}; {hint}.")
 
 
-def _curve(values: dict[int, float]) -> Curve:
+def _curve(values: Mapping[float, float]) -> Curve:
     steps = sorted(values)
     return Curve([float(step) for step in steps], [values[step] for step in steps])
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value) and value > 0

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
+from rung.text import one_line, visible
+
 
 class Span(NamedTuple):
     """A piece of a line; `style` is "", "bold", "struck" or "code", and `link` a path relative to the page."""
@@ -116,23 +118,6 @@ class Page:
 
 PICTURES = ("png", "jpg", "jpeg", "gif", "svg", "webp")
 TEXTS = ("txt", "json", "md", "csv", "abc")  # samples that are read rather than opened
-_SIGNS = {
-    **{i: chr(0x2400 + i) for i in range(32) if chr(i) not in "\n\t"},
-    0x7F: "\u2421",
-    **{i: "\ufffd" for i in (*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)},
-    **{i: f"[U+{i:04X}]" for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF)},
-}
-_LINE_ENDS = re.compile("\r\n|[\r\v\f\x85\u2028\u2029]")
-
-
-def visible(text: str) -> str:
-    """The text with one kind of line end, and a visible sign for every character that would steer the reader's eye."""
-    return _LINE_ENDS.sub("\n", text).translate(_SIGNS)
-
-
-def one_line(text: str) -> str:
-    """Visible text without line ends and extra spaces."""
-    return " ".join(visible(text).split())
 
 
 def paragraphs(text: str) -> str:
@@ -265,7 +250,7 @@ def _first(spans: Sequence[Span]) -> str:
 
 _MARKUP = re.compile(r"[\\`*\[\]<&~|]")
 _LONE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_AT_START = re.compile(r"^(?:[=>]|[-+:](?=[\s-]|$)|#+(?=\s|$)|[0-9]+(?=[.)](?:\s|$)))", re.M)
+_AT_START = re.compile(r"^(?:[=>]|[-+:](?=[\s:-]|$)|#+(?=\s|$)|[0-9]+(?=[.)](?:\s|$)))", re.M)
 _EDGES = re.compile(r"^[^\S\n]+|[^\S\n]+$", re.M)
 _CLOSING = re.compile(r"(?<!\\)#+$")
 _ROOM_BEFORE, _ROOM_AFTER = ("", " ", "("), ("", " ", ")", ",", ".", ";", ":")

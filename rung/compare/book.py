@@ -8,34 +8,32 @@ The surprising thing: a run that cannot be read is told at the end and costs no 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rung.compare.blocks import (
-    Block,
-    Bullets,
-    Code,
-    Heading,
-    Page,
-    Paragraph,
-    Span,
-    Spans,
-    Table,
-    bold,
-    code,
-    link,
-    one_line,
+from rung.compare.blocks import Block, Bullets, Code, Heading, Page, Paragraph, Span, Spans, Table, bold, code, link
+from rung.compare.lineage import (
+    Link,
+    best_text,
+    find_parents,
+    lines_of,
+    link_spans,
+    text_of,
+    unreadable,
+    value_text,
+    verdict_of,
 )
-from rung.compare.lineage import Link, best_text, find_parent, link_spans, text_of, tree_lines, value_text, verdict_of
-from rung.compare.page import UNREADABLE, Written, note_blocks, notes_of, unreadable, verdict_blocks, why_blocks
-from rung.compare.plot import Plot
+from rung.compare.page import Written, note_blocks, notes_of, verdict_blocks, why_blocks
+from rung.compare.plot import Line, Plot
+from rung.compare.reading import UNREADABLE
 from rung.compare.result import against, drawn, eval_lines, is_wide
-from rung.errors import RunError
 from rung.runs.fields import groups_over_seeds
 from rung.runs.query import Run
+from rung.text import one_line
 
 _MOST_CURVES = 6  # in one drawing: as many as there are colours
 # Mean and standard deviation over seeds are the only figures here that no record holds; they stand beside their runs.
@@ -46,7 +44,7 @@ def experiment_page(
     name: str, runs: Sequence[Run], problems: Sequence[str] = (), folder: Path | None = None
 ) -> Written:
     """The page of an experiment for a file in `folder`, which is the experiment's own unless named."""
-    links = [find_parent(run) for run in runs]
+    links = find_parents(runs)
     written = Written(Page(one_line(name)))
     blocks = written.page.blocks
     if not runs:
@@ -55,12 +53,12 @@ def experiment_page(
         home = runs[0].path.parent
         where = "" if folder is None else f"{os.path.relpath(home, folder).replace(os.sep, '/')}/"
         blocks += [_summary(links, where), *_curves(written, name, runs), *_seeds(runs)]
-        blocks += [Heading(2, ["tree"]), Code("\n".join(tree_lines(runs)))]
+        blocks += [Heading(2, ["tree"]), Code("\n".join(lines_of(links)))]
         for found in links:
             try:
-                blocks += list(_run(found, where))
+                blocks += _run(found, where)
             except UNREADABLE as error:
-                blocks += [Heading(2, ["RUN ", found.run.id]), Paragraph([unreadable(found.run, error)])]
+                blocks.append(Paragraph([unreadable(found.run, error)]))
     if problems:
         root = f"{runs[0].path.parent.parent}{os.sep}" if runs else ""
         blocks += [Heading(2, ["not readable"]), Bullets([[text.replace(root, "")] for text in problems])]
@@ -94,7 +92,10 @@ def _linked(run: Run, where: str) -> Span:
 
 def _curves(written: Written, name: str, runs: Sequence[Run]) -> Iterator[Block]:
     """The first eval set of the latest runs."""
-    lines = [line for run in runs for line in eval_lines(run, f"{run.id} ")[:1]]
+    lines: list[Line] = []
+    for run in runs:
+        with contextlib.suppress(*UNREADABLE):  # told where the run is
+            lines += eval_lines(run, f"{run.id} ")[:1]
     shown = lines[-_MOST_CURVES:]
     if shown:
         title = f"{name}: eval loss" + (f", the last {len(shown)} runs" if len(lines) > len(shown) else "")
@@ -122,8 +123,9 @@ def _seeds(runs: Sequence[Run]) -> Iterator[Block]:
 
 def _is_readable(run: Run) -> bool:
     try:
+        groups_over_seeds([run])
         return isinstance(run.config(), dict) and isinstance(run.data(), dict)
-    except RunError:
+    except UNREADABLE:
         return False
 
 

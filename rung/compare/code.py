@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rung.compare.reading import list_of, segments_of
 from rung.runs.codetar import is_source
 from rung.runs.provenance import SnapshotError, WorkingTree
 from rung.runs.query import Run
@@ -89,7 +90,7 @@ def diff(a: Run, b: Run) -> CodeDiff:
     before, after = _snapshot(a), _snapshot(b)
     found = compared(before, after)
     for snapshot in (before, after):
-        left_out = [str(name) for name in snapshot.code.get("left_out") or []]
+        left_out = [str(name) for name in list_of(snapshot.code.get("left_out"))]
         if left_out:
             more = f" and {len(left_out) - _NUM_TOLD} more" if len(left_out) > _NUM_TOLD else ""
             found.notes.append(f"the snapshot of {snapshot.run_id} leaves out {', '.join(left_out[:_NUM_TOLD])}{more}")
@@ -126,8 +127,8 @@ def _snapshot(run: Run, code: Any = None) -> Snapshot:
 
 def _resumed(run: Run) -> list[Resumed]:
     first, found, seen = _snapshot(run), [], set()
-    for part in run.document.get("segments") or []:
-        later = _snapshot(run, part.get("code")) if isinstance(part, dict) and part.get("code") else None
+    for part in segments_of(run):
+        later = _snapshot(run, part["code"]) if part.get("code") else None
         # A rollback writes the attempt once more: the same code, told once.
         if later is None or first.names() & later.names() or (key := frozenset(later.names())) in seen:
             continue

@@ -9,10 +9,12 @@ elsewhere, so no two points of the curves belong together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from rung.compare.difference import Difference, part_of
+from rung.compare.difference import Difference, is_of_engine, part_of
+from rung.compare.reading import column, evals, segments_of
 from rung.errors import RunError
 from rung.runs.files import read_json
 from rung.runs.query import Run
@@ -20,6 +22,11 @@ from rung.runs.query import Run
 # Sections of the engine that cannot change what data is read; any other key may be one of the recipe's data.
 _NOT_DATA = ("optimizer.", "lr.", "system.", "ddp.", "guard.", "eval_", "init_from", "model.", "data.batch_size")
 _MACHINE = ("host", "platform", "cpu", "memory_bytes")
+_OF_TRAINING = re.compile(
+    r"(\w+_)?lr|learning_rate|lr_\w+|batch_size|weight_decay|wd|momentum|betas?|beta[12]|eps|warmup\w*|(max_)?grad\w*"
+    r"|clip\w*|(num_|max_|n_)?(epochs|steps|iters)|optim\w*|sched\w*|eval\w*|log\w*|save\w*",
+    re.I,
+)
 _NUM_TOLD = 6
 
 
@@ -40,7 +47,8 @@ def data(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Dif
             whom = "neither run says" if before is after else f"{(a if before is None else b).id} does not say"
             yield Difference("data", name, before, after, weight, f"{whom} what data it read")
         else:
-            cause = _cause_of_data(str(before), str(after), keys)
+            is_known = is_of_engine(a) and is_of_engine(b)
+            cause = _cause_of_data(str(before), str(after), keys if is_known else [k for k in keys if _names_data(k)])
             words = _changes({**_mapping(old.get("about")), "rows": old.get("rows")},
                              {**_mapping(new.get("about")), "rows": new.get("rows")})  # fmt: skip
             detail = "; ".join(filter(None, [words, f"follows from {cause}" if cause else ""]))
@@ -58,6 +66,11 @@ def _cause_of_data(before: str, after: str, keys: Collection[str]) -> str:
     if "/" in before and "/" in after and stores[0] != stores[1]:
         causes = [key for key in causes if key.startswith("dataset.")]
     return ", ".join(causes)
+
+
+def _names_data(key: str) -> bool:
+    """Of the keys of a script, which may be any, only one that says so explains other data: data_dir, dataset.name."""
+    return any(part.startswith("data") for part in key.split("."))
 
 
 def environment(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Difference]:
@@ -84,8 +97,7 @@ def environment(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Itera
 
 def _environments(run: Run) -> list[Mapping[str, Any]]:
     """One per attempt that has a file of its own, the first first; {} where there is none."""
-    parts = run.document.get("segments") or []
-    names = [str(part.get("env") or "env.json") for part in parts if isinstance(part, dict)] or ["env.json"]
+    names = [str(part.get("env") or "env.json") for part in segments_of(run)] or ["env.json"]
     found: list[Mapping[str, Any]] = []
     for name in dict.fromkeys(names):
         path = run.path / name.rpartition("/")[2]
@@ -180,10 +192,10 @@ def _unplanned(a: Run, b: Run) -> Iterator[Difference]:
         yield Difference("budget", "last_step", a.step, b.step, "hidden", detail)
 
 
-def metric(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
+def metric(a: Run, b: Run, same: list[str], has_rows: bool) -> Iterator[Difference]:
     """What each eval counts. Sets that only one run evaluates are notes."""
     was, now = a.definitions(), b.definitions()
-    evals = [_last_targets(run) for run in (a, b)]
+    counts = [_last_targets(run) for run in (a, b)]
     sets = [{f"eval/{name}" for name in _sets(run)} for run in (a, b)]
     for name in dict.fromkeys([*was, *now, *sorted(sets[0] | sets[1])]):
         known = [name in definitions for definitions in (was, now)]
@@ -195,7 +207,7 @@ def metric(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
                 old, new = _differing(before, after)
                 yield Difference("metric", name, old, new, "metric", _changes(before, after))
             continue
-        is_seen = [is_known or _has(run, name) for run, is_known in zip((a, b), known)]
+        is_seen = [is_known or _has(run, name, has_rows) for run, is_known in zip((a, b), known)]
         if is_seen != [True, True]:
             yield Difference("metric", name, known[0], known[1], "note", f"only {(a if is_seen[0] else b).id} has it")
         elif any(known):
@@ -203,10 +215,10 @@ def metric(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
             yield Difference("metric", name, known[0], known[1], "hidden", f"{whom} does not say what it counts")
         else:
             yield _by_fingerprint(name, a, b)
-    for name in sorted(evals[0].keys() & evals[1].keys()):
-        if evals[0][name] != evals[1][name]:
+    for name in sorted(counts[0].keys() & counts[1].keys()):
+        if counts[0][name] != counts[1][name]:
             detail = "targets of an eval: mask, ignored ids or rows differ"
-            yield Difference("metric", f"targets of {name}", evals[0][name], evals[1][name], "metric", detail)
+            yield Difference("metric", f"targets of {name}", counts[0][name], counts[1][name], "metric", detail)
 
 
 def _by_fingerprint(name: str, a: Run, b: Run) -> Difference:
@@ -218,32 +230,38 @@ def _by_fingerprint(name: str, a: Run, b: Run) -> Difference:
     return Difference("metric", name, before, after, "note", "neither run says what it counts")
 
 
-def _has(run: Run, name: str) -> bool:
+def _has(run: Run, name: str, has_rows: bool) -> bool:
     """Whether the run has an eval set "eval/val", an eval metric "val/loss" or a metric of its rows of this name."""
-    rows = run.evals()
-    if any(name in (f"eval/{row['set']}", *(f"{row['set']}/{key}" for key in row)) for row in rows):
+    if any(name in (f"eval/{row['set']}", *(f"{row['set']}/{key}" for key in row)) for row in evals(run)):
         return True
-    return any(value is not None for value in run.metrics([name])[name])
+    return has_rows and bool(column(run, name).values)
 
 
 def _last_targets(run: Run) -> dict[str, float]:
-    return {row["set"]: row["targets"] for row in run.evals() if isinstance(row.get("targets"), int | float)}
+    return {row["set"]: row["targets"] for row in evals(run) if isinstance(row.get("targets"), int | float)}
 
 
 def _sets(run: Run) -> set[str]:
-    return {str(row["set"]) for row in run.evals()}
+    return {str(row["set"]) for row in evals(run)}
 
 
-def pairing(a: Run, b: Run, keys: Collection[str], is_same_data: bool, same: list[str]) -> Iterator[Difference]:
-    """Whether runs of one seed began with the same weights and saw the same rows; runs of two seeds never do."""
+def pairing(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Difference]:
+    """Whether runs of one seed began with the same weights; runs of two seeds never do."""
     yield from _weights_from(a, b, keys)
-    if a.document.get("seed") != b.document.get("seed"):
-        return
-    yield from _initial_weights(a, b, keys, same)
+    if a.document.get("seed") == b.document.get("seed"):
+        yield from _initial_weights(a, b, keys, same)
+
+
+def batches(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
+    """Whether the steps of runs of one seed, with as many rows each of the same data, saw the same rows."""
     rows = [part_of(run, "derived").get("rows_per_step") for run in (a, b)]
-    if rows[0] != rows[1] or not is_same_data:
+    if a.document.get("seed") != b.document.get("seed") or rows[0] != rows[1]:
         return
-    hashes = [_batches(run) for run in (a, b)]
+    found = [column(run, "batch_hash") for run in (a, b)]
+    if found[0].values and found[0][1:] == found[1][1:]:
+        same.append(f"rows of all {len(found[0].values)} shared steps")
+        return
+    hashes = [dict(zip(one.steps, one.values)) for one in found]
     shared = sorted(hashes[0].keys() & hashes[1].keys())
     other = [step for step in shared if hashes[0][step] != hashes[1][step]]
     if other:
@@ -251,6 +269,11 @@ def pairing(a: Run, b: Run, keys: Collection[str], is_same_data: bool, same: lis
         yield Difference("pairing", "batches", hashes[0][other[0]], hashes[1][other[0]], "hidden", detail)
     elif shared:
         same.append(f"rows of all {len(shared)} shared steps")
+    else:
+        silent = [run.id for run, one in zip((a, b), hashes) if not one]
+        whom = ["no step is in both records", f"{' '.join(silent)} does not say", "neither run says"][len(silent)]
+        detail = f"{whom} which rows a step saw" if silent else whom
+        yield Difference("pairing", "batches", None, None, "note", detail)
 
 
 def _weights_from(a: Run, b: Run, keys: Collection[str]) -> Iterator[Difference]:
@@ -273,7 +296,7 @@ def _initial_weights(a: Run, b: Run, keys: Collection[str], same: list[str]) -> 
     other = [name for name in shared if was[name] != now[name]]
     lone = len(was.keys() | now.keys()) - len(shared)
     if other:
-        causes = [key for key in keys if not key.startswith(("optimizer.", "lr."))]  # a loop of one's own has any keys
+        causes = [key for key in keys if not _is_of_training(key)] if a.document.get("seed") is not None else []
         detail = f"{len(other)} of {len(shared)} parameters of equal name and shape begin otherwise: "
         detail += ", ".join(other[:_NUM_TOLD]) + (f"; follows from {', '.join(causes)}" if causes else "")
         weight = "follows" if causes else "hidden"
@@ -282,9 +305,9 @@ def _initial_weights(a: Run, b: Run, keys: Collection[str], same: list[str]) -> 
         same.append(f"initial weights of {len(shared)} parameters" + (f"; {lone} differ in shape" if lone else ""))
 
 
-def _batches(run: Run) -> dict[int, Any]:
-    columns = run.metrics(["batch_hash"])
-    return {step: value for step, value in zip(columns["step"], columns["batch_hash"]) if value is not None}
+def _is_of_training(key: str) -> bool:
+    """Whether a key speaks of updates alone; those of a script are known by what scripts call them."""
+    return key.startswith(("optimizer.", "lr.")) or _OF_TRAINING.fullmatch(key.rpartition(".")[2]) is not None
 
 
 def _shape(entry: Any) -> Any:

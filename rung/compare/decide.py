@@ -26,21 +26,28 @@ BEND = 1.5  # spent by look n: ALPHA * (n / 12) ** BEND; 2 leaves 3 sd at 5 pair
 # three pairs are sensitive to noise that is not normal: with 4 % and 1 %, going on after three planned pairs gave 4.5 %
 # of false alarms in normal noise, and 4.9 to 6.3 % in noise drawn from 48 to 96 recorded pairs (bench/verdicts).
 FIRST, LATER = 0.03, 0.01
-LEAST_Z = 3.0  # against a noise floor
+LEAST_Z, FLOOR_LEVEL = 3.0, 0.01  # against a noise floor
 BCA_FROM, BCA_DRAWS = 8, 4000
 MOST_PAIRS = 1000
-WORDS = ("BETTER", "WORSE", "EQUIVALENT", "UNDECIDED", "CONFOUNDED", "INCOMPARABLE")
 NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How often one has looked: `planned` is the number of pairs that was fixed before the first look, if it was."""
+    """How often one has looked: `planned` is the number of pairs that was fixed before the first look, if it was.
+
+    Of several variants that are judged against one control each may err in its part, so that all together keep the
+    level: their intervals are wider, and hold all at once.
+    """
 
     planned: int | None = None
+    num_variants: int = 1
 
     def level(self, num_pairs: int) -> float:
         """The two-sided error that this look may make; between two looks, that of the smaller one."""
+        return self._of_one(num_pairs) / self.num_variants
+
+    def _of_one(self, num_pairs: int) -> float:
         if self.planned is not None and num_pairs == self.planned:
             return FIRST
         share = ALPHA if self.planned is None else LATER
@@ -112,7 +119,12 @@ def decide_unpaired(
 
 
 def decide_by_floor(
-    differences: Sequence[float], floor_sd: float, df: float, delta: float, is_lower_better: bool = True
+    differences: Sequence[float],
+    floor_sd: float,
+    df: float,
+    delta: float,
+    looks: Looks = UNPLANNED,
+    is_lower_better: bool = True,
 ) -> Decision:
     """One or two differences against the spread between seeds that other runs showed: provisional at best.
 
@@ -122,16 +134,17 @@ def decide_by_floor(
     n, effect = len(differences), fmean(differences)
     sd = math.sqrt(2) * floor_sd
     # |z| > 3 means little where the spread itself comes of three runs: then t at 1 % asks for more.
-    least = max(LEAST_Z, limit(0.01, df))
+    level = FLOOR_LEVEL / looks.num_variants
+    least = max(LEAST_Z, limit(level, df))
     half = least * sd / math.sqrt(n)
     z = effect / (sd / math.sqrt(n)) if sd > 0 else math.nan
     reasons = [f"z = {z:+.1f} against a noise floor; {least:.1f} are needed"]
     word = "UNDECIDED"
     if abs(effect) > half and sd > 0:
         word = "BETTER" if (effect < 0) == is_lower_better else "WORSE"
-    more = max(LOOKS[0] - n, more_pairs(effect, sd, n, delta, UNPLANNED.level) or 0) if word == "UNDECIDED" else None
+    more = max(LOOKS[0] - n, more_pairs(effect, sd, n, delta, looks.level) or 0) if word == "UNDECIDED" else None
     return Decision(
-        word, effect, effect - half, effect + half, sd, n, 0.01, method="noise floor", z=z, more_pairs=more,
+        word, effect, effect - half, effect + half, sd, n, level, method="noise floor", z=z, more_pairs=more,
         reasons=reasons,
     )  # fmt: skip
 
@@ -188,16 +201,6 @@ def bca_interval(values: Sequence[float], level: float) -> tuple[float, float]:
         share = NORMAL.cdf(bias + z / (1 - bend * z))
         ends.append(means[min(BCA_DRAWS - 1, max(0, round(share * (BCA_DRAWS - 1))))])
     return ends[0], ends[1]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values of several variants against one control, adjusted so that one false alarm among all stays rare."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for place, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 def _no_spread(effect: float, n: int, level: float) -> Decision:

@@ -46,6 +46,11 @@ class Comparison:
         return [difference for difference in self.differences if difference.weight in weights]
 
 
+def is_of_engine(run: Run) -> bool:
+    """Whether the keys of the config are those of rung's own training; a script's keys may mean anything."""
+    return not str(run.document.get("recipe")).startswith(("own loop", "import "))
+
+
 def part_of(run: Run, name: str) -> Mapping[str, Any]:
     """A part of run.json that should be a mapping, and may be missing or damaged."""
     found = run.document.get(name)

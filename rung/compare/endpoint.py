@@ -3,6 +3,9 @@
 The evals of one run are no replicates: they share its seed, its weights and its luck, and a test over them finds a
 difference between two runs of one config in every second case. So they are averaged, and the seed is the unit.
 
+The last fifth is that of the training, not of the evals: where a run has none there, it has no endpoint, however many
+it has before. Runs of two lengths, which somebody must have allowed, are each taken at their own end.
+
 The surprising thing: nothing that is not finite is ever averaged away. One NaN makes the endpoint NaN, and the judge
 says what became of the run instead.
 """
@@ -28,6 +31,7 @@ class Course(NamedTuple):
     steps: list[float]
     values: list[float]
     targets: list[float] | None
+    end: float  # of training, in the unit of x
 
     @property
     def x(self) -> list[float]:
@@ -54,12 +58,19 @@ class Endpoint(NamedTuple):
 def course(run: Run, metric: str) -> Course:
     """Empty where the run has no such metric."""
     curve = curve_of(run, metric)
-    return Course(list(curve.x), list(curve.values), _targets(run, curve))
+    steps, targets = list(curve.x), _targets(run, curve)
+    last = max(run.step or 0, steps[-1] if steps else 0)
+    return Course(steps, list(curve.values), targets, last if targets is None else targets[-1] * last / steps[-1])
 
 
 def endpoint(a: Course, b: Course) -> Endpoint | None:
-    """None where the two share no eval."""
-    last = tail(shared(a, b))
+    """None where the two share no eval in the last fifth."""
+    is_same_unit = (a.targets is None) == (b.targets is None)
+    end = max(a.end, b.end) if is_same_unit else a.end
+    if is_same_unit and min(a.end, b.end) < (1 - TAIL) * end:
+        ends, num = (own_endpoint(a), own_endpoint(b)), min(len(own_tail(a)), len(own_tail(b)))
+        return Endpoint(ends[1] - ends[0], *ends, num) if num else None
+    last = tail(shared(a, b), end)
     if not last:
         return None
     return Endpoint(fmean(p.b - p.a for p in last), fmean(p.a for p in last), fmean(p.b for p in last), len(last))
@@ -67,13 +78,18 @@ def endpoint(a: Course, b: Course) -> Endpoint | None:
 
 def own_endpoint(found: Course) -> float:
     """The mean of a run's own evals in the last fifth; NaN where it has none, or where one is not finite."""
-    last = tail([Point(x, value, value) for x, value in zip(found.x, found.values)])
-    return fmean(point.a for point in last) if last else math.nan
+    last = own_tail(found)
+    return fmean(last) if last else math.nan
 
 
-def tail(points: Sequence[Point]) -> list[Point]:
+def own_tail(found: Course) -> list[float]:
+    """A run's own evals in the last fifth."""
+    return [point.a for point in tail([Point(x, v, v) for x, v in zip(found.x, found.values)], found.end)]
+
+
+def tail(points: Sequence[Point], end: float) -> list[Point]:
     # With some room: an eval at four fifths of the steps must not belong to it with one seed and not with the next.
-    return [point for point in points if point.x >= (1 - TAIL) * points[-1].x * (1 - _CLOSE)]
+    return [point for point in points if point.x >= (1 - TAIL) * end * (1 - _CLOSE)]
 
 
 def shared(a: Course, b: Course) -> list[Point]:
@@ -123,6 +139,14 @@ def _targets(run: Run, curve: Curve) -> list[float] | None:
     at = targets_at(run)
     known = [float(value) for value in map(at, curve.x) if value is not None]
     return known if known and len(known) == len(curve.x) and known[-1] > 0 else None
+
+
+def fell_short(run: Run) -> str:
+    """What a run did of its declared steps, where it is less, as after a budget in time; else empty."""
+    derived = run.document.get("derived")
+    planned = derived.get("num_steps") if isinstance(derived, dict) else None
+    is_short = isinstance(planned, int | float) and (run.step or 0) < planned
+    return f"{run.step or 0} of {planned:g} planned steps" if is_short else ""
 
 
 def planned_targets(run: Run) -> float | None:

@@ -6,6 +6,7 @@ edit in a file is what people forget, so it spoils a comparison unless it is dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from rung.compare import conditions
 from rung.compare.code import Changed, CodeDiff
 from rung.compare.code import diff as code_diff
-from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference, part_of
+from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference, is_of_engine, part_of
 from rung.errors import RunError
 from rung.runs.files import to_json
 from rung.runs.query import Run
@@ -26,13 +27,19 @@ NO_LEARNING = (
     "system.device", "system.data_workers", "system.threads", "ddp.", "logging.", "signals.", "checkpoint.",
     "sample_interval", "sampling.", "eval_interval",
 )  # fmt: skip
+# Rows in one forward pass, and passes in one step. A loss is a sum over the step: only dropout knows of the cut.
+_CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = ("LICENSE", ".gitignore")
 _NUM_TOLD = 4
+CHANGED = "changed at step "  # the source of a key that a script set anew while it trained
 
 
-def compare(a: Run, b: Run) -> Comparison:
-    """Everything that differs from `a` to `b`; raises RunError where a file of a run is damaged."""
+def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
+    """Everything that differs from `a` to `b`; raises RunError where a file of a run is damaged.
+
+    Without `has_rows` the rows stay unread, and whether each step saw the same data unknown: enough for a listing.
+    """
     code = code_diff(a, b)
     same: list[str] = []
     of_code = list(_code(a, b, code, same))
@@ -47,8 +54,9 @@ def compare(a: Run, b: Run) -> Comparison:
         *conditions.environment(a, b, keys, same),
         *_seed(a, b, same),
         *conditions.budget(a, b, same),
-        *conditions.metric(a, b, same),
-        *conditions.pairing(a, b, keys, is_same_data, same),
+        *conditions.metric(a, b, same, has_rows),
+        *conditions.pairing(a, b, keys, same),
+        *(conditions.batches(a, b, same) if has_rows and is_same_data else ()),
     ]
     return Comparison(a, b, differences, code, same, _standing(a, b))
 
@@ -59,29 +67,56 @@ def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
     names = [name for name in dict.fromkeys([*was, *now]) if not _is_equal(name, was, now)]
     if a.document.get("recipe") != b.document.get("recipe"):
         yield Difference("config", "recipe", a.document.get("recipe"), b.document.get("recipe"), "factor")
+    is_known = is_of_engine(a) and is_of_engine(b)
     is_plateau = "plateau" in (was.get("lr.schedule"), now.get("lr.schedule"))
+    same_rows = _rows_of_cut(was, now) if is_known else None
     for name in names:
         if name == "seed" and a.document.get("seed") != b.document.get("seed"):
             continue  # told as the seed
         said = [str(sources[i].get(name, "")) if name in tree else ABSENT for i, tree in enumerate((was, now))]
-        weight, detail = _weight(name, said, names, is_other_code, is_plateau)
+        weight, detail = _weight(name, said, names, is_other_code)
+        if weight == "factor" and is_known:
+            if name in _CUT and same_rows is not None:
+                weight, detail = "note", f"another cut of the same {same_rows} rows a step: only dropout draws anew"
+            elif name == "eval_iters":
+                weight, detail = "metric", "evals see other rows"
+            elif name.startswith(NO_LEARNING) and not (name == "eval_interval" and is_plateau):
+                weight = "note"
         yield Difference("config", name, was.get(name), now.get(name), weight, detail, said[0], said[1])
+    yield from _changed_on_the_way(was, now, names, sources)
 
 
-def _weight(
-    name: str, sources: Sequence[str], names: Collection[str], is_other_code: bool, is_plateau: bool
-) -> tuple[str, str]:
-    """What a key that differs means, with a word on why."""
+def _rows_of_cut(was: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
+    """Rows of a step, where both runs have as many of them."""
+    cuts: list[list[Any]] = [[tree.get(name) for name in _CUT] for tree in (was, now)]
+    if not all(type(number) is int for cut in cuts for number in cut):
+        return None
+    rows = [math.prod(cut) for cut in cuts]
+    return rows[0] if rows[0] == rows[1] else None
+
+
+def _changed_on_the_way(
+    was: Mapping[str, Any], now: Mapping[str, Any], names: Collection[str], sources: Sequence[Mapping[str, str]]
+) -> Iterator[Difference]:
+    """Keys that end alike, and that a script set anew while it trained: the config holds the last value only."""
+    for name in (name for name in was if name in now and name not in names):
+        said = [str(of.get(name, "")) for of in sources]
+        if said[0] != said[1] and any(source.startswith(CHANGED) for source in said):
+            words = [f"{source} of the {which}" for source, which in zip(said, ("first", "second"))
+                     if source.startswith(CHANGED)]  # fmt: skip
+            detail = f"{', '.join(words)}: it was another value before"
+            yield Difference("config", name, was[name], now[name], "hidden", detail, said[0], said[1])
+
+
+def _weight(name: str, sources: Sequence[str], names: Collection[str], is_other_code: bool) -> tuple[str, str]:
+    """What a key that differs means, with a word on why, whoever trains."""
     origins = {source.partition(": from ")[2] for source in sources}
     if len(origins) == 1 and (origin := origins.pop()) in names:
         return "follows", f"follows from {origin}"
     if set(sources) == {ABSENT, "default"} and is_other_code:
         return "follows", "a key that came or went with the code"
-    if name == "eval_iters":
-        return "metric", "evals see other rows"
-    if name.startswith(NO_LEARNING) and not (name == "eval_interval" and is_plateau):
-        return "note", ""
-    return "factor", ""
+    changed = [source for source in sources if source.startswith(CHANGED)]
+    return "factor", ", ".join(dict.fromkeys(changed))
 
 
 def _tree(run: Run) -> Mapping[str, Any]:
@@ -140,6 +175,8 @@ def _seed(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
     before, after = a.document.get("seed"), b.document.get("seed")
     if before != after:
         yield Difference("seed", "seed", before, after, "hidden")
+    elif before is None:
+        yield Difference("seed", "seed", None, None, "note", "neither run says its seed")
     else:
         same.append(f"seed ({before})")
 

@@ -3,8 +3,8 @@
 Every run of an arm must equal the first one but for the seed, and every pair of a seed must differ in exactly one
 declared factor. What stands in the way is listed in words, all of it.
 
-The surprising thing: a run that has not finished is left out and named, and one that diverged is kept aside: that it
-broke is a result, but not a number.
+The surprising thing: a run that has not finished, or not done the steps it declared, is left out and named, and one
+that diverged is kept aside: that it broke is a result, but not a number.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rung.compare.difference import part_of
-from rung.compare.endpoint import Course, course, own_endpoint, planned_targets, shared
+from rung.compare.endpoint import Course, course, endpoint, fell_short, own_tail, planned_targets
 from rung.compare.factors import Difference, change_of, compare, strictness
-from rung.compare.noise import differences_but_seed
+from rung.compare.noise import differences_but_seed, seed_of, twins
 from rung.runs.query import Run
 
+_TWINS = "two seeds, and the same weights and the same loss at the first step: the seed decides nothing"
 _NUM_TOLD, _NUM_FILES = 2, 4
 
 
@@ -34,6 +35,7 @@ class Gate:
     factor: str = ""
     is_aa: bool = False
     confounders: list[str] = field(default_factory=list)
+    blame: list[str] = field(default_factory=list)  # what --allow would have to name for each of them
     reasons: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     diverged: dict[str, list[Run]] = field(default_factory=dict)
@@ -49,12 +51,12 @@ class Gate:
     @property
     def seeds(self) -> list[Any]:
         """Those that both arms have, in the order of A; a run that names no seed has no partner."""
-        other = {run.document.get("seed") for run in self.b}
-        mine = dict.fromkeys(run.document.get("seed") for run in self.a)
+        other = {seed_of(run) for run in self.b}
+        mine = dict.fromkeys(seed_of(run) for run in self.a)
         return [seed for seed in mine if seed is not None and seed in other]
 
     def of_seed(self, seed: Any) -> tuple[list[Run], list[Run]]:
-        first, second = ([r for r in arm if r.document.get("seed") == seed] for arm in (self.a, self.b))
+        first, second = ([r for r in arm if seed_of(r) == seed] for arm in (self.a, self.b))
         return first, second
 
 
@@ -74,25 +76,32 @@ def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str]
                 gate.diverged.setdefault(name, []).append(run)
             elif run.status != "finished":
                 gate.left_out.append(f"{gate.name(run)} is not judged: {run.status_text}, at step {run.step}")
+            elif (did := fell_short(run)) and "budget" not in allowed:
+                gate.left_out.append(f"{gate.name(run)} is not judged: it did {did}")
             else:
                 kept.append(run)
     gate.courses = {str(run.path): course(run, metric) for run in (*gate.a, *gate.b)}
     for name, kept in (("A", gate.a), ("B", gate.b)):
-        for run in [
-            run for run in kept if gate.course(run).steps and not math.isfinite(own_endpoint(gate.course(run)))
-        ]:
+        for run in [run for run in kept if not all(map(math.isfinite, own_tail(gate.course(run))))]:
             kept.remove(run)
             gate.diverged.setdefault(name, []).append(run)
     _compare(gate, metric, allowed, declared)
     if gate.word:
         return gate
     if "sick" not in allowed:
-        gate.confounders += [words for run in (*gate.a, *gate.b) for words in sickness(run)]
+        found = [words for run in (*gate.a, *gate.b) for words in sickness(run)]
+        gate.confounders += found
+        gate.blame += ["sick"] if found else []
     if gate.confounders:
         gate.word = "CONFOUNDED"
     elif not gate.diverged and not (gate.a and gate.b):
         gate.word = "UNDECIDED"
         gate.reasons.append("no finished run in one of the arms")
+    for run in (*gate.a, *gate.b):
+        num = sum(not math.isfinite(value) for value in gate.course(run).values)
+        gate.reasons += (
+            [f"{gate.name(run)} has {num} {metric} before its last fifth that are not finite"] if num else []
+        )
     return gate
 
 
@@ -101,14 +110,20 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
     found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     factors: list[str] = []
     incomparable: dict[str, None] = {}
+    blame: dict[str, None] = {}
 
     def note(one: Run, two: Run, differences: Sequence[Difference]) -> None:
         for difference in _code_as_one(differences):
+            if difference.part == "metric" and not concerns(difference, metric):
+                continue
+            if difference.name in ("initial weights", "batches") and seed_of(one) is None:
+                continue  # without seeds nothing is paired, and other weights are what repetitions have
             if difference.weight != "metric":
+                blame[difference.name if difference.part == "config" else difference.part] = None
                 values = (str(difference.before), str(difference.after)) if difference.part != "pairing" else ()
                 which = (difference.part, difference.name, *values)
                 found.setdefault(which, (_words(difference), []))[1].append(f"{gate.name(one)} and {gate.name(two)}")
-            elif concerns(difference, metric):
+            else:
                 where = f"({gate.name(one)} and {gate.name(two)})"
                 incomparable[f"{metric} means something else: {_words(difference)} {where}"] = None
 
@@ -117,23 +132,28 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
         follows = [d for d in strict.confounders if declared == "code" and d.part == "pairing"]
         note(one, two, [d for d in strict.confounders if d not in follows and not _is_same_budget(one, two, d)])
         gate.reasons += [f"follows from the code: {_words(d)}" for d in follows]
+        if strict.factor and strict.factor.name == "recipe" and declared != "recipe":
+            detail = "data, model and loss at once; --declare recipe if that is the change"
+            note(one, two, [strict.factor._replace(detail=detail)])
         factors += [change_of(strict.factor)] if strict.factor else []
     for arm in arms:
         for other in arm[1:]:
             note(arm[0], other, differences_but_seed(arm[0], other, allowed))
+        if "pairing" not in allowed:
+            for one, two in twins(arm):
+                note(one, two, [Difference("pairing", "seed", None, None, "hidden", _TWINS)])
     gate.reasons = list(dict.fromkeys(gate.reasons))
     incomparable |= dict.fromkeys(_unshared(gate, metric))
     gate.factor = "; ".join(dict.fromkeys(factors)) or ("none" if all(arms) and not found else "")
     gate.is_aa = gate.factor == "none"
-    gate.confounders = [_told(words, where) for words, where in found.values()]
+    gate.confounders, gate.blame = [_told(words, where) for words, where in found.values()], list(blame)
     if incomparable:
         gate.word, gate.reasons = "INCOMPARABLE", [*incomparable, *gate.reasons]
 
 
 def _partners(arms: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, Run]]:
     """Runs of one seed across the arms; where no seed is common, the first of each."""
-    pairs = [(x, y) for x in arms[0] for y in arms[1]
-             if x.document.get("seed") is not None and x.document.get("seed") == y.document.get("seed")]  # fmt: skip
+    pairs = [(x, y) for x in arms[0] for y in arms[1] if seed_of(x) is not None and seed_of(x) == seed_of(y)]
     yield from pairs or ([(arms[0][0], arms[1][0])] if all(arms) else [])
 
 
@@ -162,13 +182,20 @@ def _is_same_budget(a: Run, b: Run, difference: Difference) -> bool:
 
 def _unshared(gate: Gate, metric: str) -> Iterator[str]:
     for run in (*gate.a, *gate.b):
-        if not gate.course(run).steps:
+        found = gate.course(run)
+        if not found.steps:
             yield f"{gate.name(run)} has no {metric}"
+        elif not own_tail(found):
+            ended = f"the last one is at step {found.steps[-1]:g} of {run.step}"
+            yield f"{gate.name(run)} has no {metric} in the last fifth of its training: {ended}"
     for seed in gate.seeds:
         for one in gate.of_seed(seed)[0]:
             for two in gate.of_seed(seed)[1]:
-                if all(gate.course(run).steps for run in (one, two)) and not shared(gate.course(one), gate.course(two)):
-                    yield f"{gate.name(one)} and {gate.name(two)} have no {metric} at the same step"
+                end, names = endpoint(gate.course(one), gate.course(two)), f"{gate.name(one)} and {gate.name(two)}"
+                if all(own_tail(gate.course(run)) for run in (one, two)) and end is None:
+                    yield f"{names} have no {metric} at the same step in the last fifth of training"
+                elif end is not None and not math.isfinite(end.difference):
+                    yield f"{names} cannot be brought to equal targets: a {metric} beside the last fifth is not finite"
 
 
 def sickness(run: Run) -> list[str]:

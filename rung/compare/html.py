@@ -23,12 +23,11 @@ from rung.compare.blocks import (
     Span,
     Spans,
     Table,
-    one_line,
     one_line_spaces,
     paragraphs,
     target,
-    visible,
 )
+from rung.text import one_line, visible
 
 LARGEST_BYTES = 4_000_000  # of one sample that is taken in; a minute of 16-bit mono at 32 kHz
 _TYPES = {

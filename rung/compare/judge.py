@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
-from rung.compare.align import is_lower_better, main_metric
+from rung.compare.align import curve_of, is_lower_better, main_metric
 from rung.compare.decide import (
     BCA_FROM,
     LOOKS,
@@ -28,10 +29,12 @@ from rung.compare.decide import (
     decide_by_floor,
     decide_unpaired,
 )
+from rung.compare.difference import is_of_engine
 from rung.compare.endpoint import endpoint, own_endpoint, reached
 from rung.compare.gate import Gate, identity, look
-from rung.compare.noise import Floor, floor_for
+from rung.compare.noise import Floor, floor_for, seed_of
 from rung.errors import RunError
+from rung.runs.files import to_json
 from rung.runs.query import Run, ref
 from rung.units import duration
 
@@ -72,6 +75,7 @@ class Judgement:
     percent: float = math.nan  # of the control's endpoint
     targets_saved: float = math.nan  # share of the training that B would not need, negative where it needs more
     num_pairs: int = 0
+    is_paired: bool = True  # else num_pairs is the number of runs in the smaller arm
     correlation: float = math.nan
     sd: float = math.nan  # of one difference
     p: float = math.nan
@@ -79,7 +83,7 @@ class Judgement:
     method: str = ""
     bca: tuple[float, float] | None = None
     delta: float = math.nan
-    is_lower_better: bool = True
+    is_lower_better: bool | None = True  # None: nobody said, and the name does not tell
     is_provisional: bool = False
     is_aa: bool = False
     floor: Floor | None = None
@@ -91,6 +95,7 @@ class Judgement:
     confounders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    what_next: str = ""  # empty where the matter is decided
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "words": self.words()}
@@ -98,22 +103,21 @@ class Judgement:
     def words(self) -> str:
         """The verdict in one line."""
         if not math.isfinite(self.effect):
-            told = self.confounders if self.word == "CONFOUNDED" else self.reasons
+            told = (self.confounders if self.word == "CONFOUNDED" else self.reasons) or ["no figure"]
             more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
             return f"{self.word}{' (provisional)' if self.is_provisional else ''}: {told[0]}{more}"
         unit = " nats" if self.metric.rpartition("/")[2] == "loss" else ""
         span = f" [{_signed(self.low)}, {_signed(self.high)}]" if math.isfinite(self.low) else ""
-        how = [
-            f"{self.num_pairs} {'runs an arm' if self.method == 'Welch' else 'pairs' if self.num_pairs > 1 else 'pair'}"
-        ]
+        plural = "s" if self.num_pairs != 1 else ""
+        how = [f"{self.num_pairs} pair{plural}" if self.is_paired else f"{self.num_pairs} run{plural} an arm"]
         if math.isfinite(self.correlation):
             how.append(f"corr {self.correlation:.2f}")
         words = f"B\N{MINUS SIGN}A = {_signed(self.effect)}{unit}{span} ({', '.join(how)}): {self.word}"
         words += f" at δ={self.delta:.2g}" if self.word in ("EQUIVALENT", "UNDECIDED") else ""
         words += " (provisional)" if self.is_provisional else ""
-        return "; ".join([words, *self._what_next()])
+        return "; ".join([words, *self._would_do()])
 
-    def _what_next(self) -> list[str]:
+    def _would_do(self) -> list[str]:
         if self.word != "UNDECIDED":
             return []
         out = []
@@ -134,8 +138,12 @@ def judge(
     allowed: Sequence[str] = (),
     declared: str | None = None,
     looks: Looks = UNPLANNED,
+    better: str | None = None,
 ) -> Judgement:
-    """The verdict on arm B against arm A. `allowed` are parts, names, or "sick"; `declared` may be "code"."""
+    """The verdict on arm B against arm A. `allowed` are parts, names, or "sick"; `declared` may be "code".
+
+    `better` ("lower", "higher") says what the definition of the metric leaves open.
+    """
     if not a or not b:
         raise RunError("a judgement needs runs in both arms; name them as `rung ab --judge A... -- B...`.")
     both = {identity(run) for run in a}
@@ -144,20 +152,61 @@ def judge(
             raise RunError(f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself.")
     metric = (metric or main_metric(a[0])).removeprefix("eval/")
     gate = look(a, b, metric, allowed, declared)
-    out = Judgement(
-        "", metric, gate.factor, is_aa=gate.is_aa, is_lower_better=is_lower_better(a[0], metric) is not False
-    )
+    out = Judgement("", metric, gate.factor, is_aa=gate.is_aa, is_lower_better=_direction(a[0], metric, better))
     out.left_out, out.confounders, out.reasons = gate.left_out, gate.confounders, list(gate.reasons)
     if gate.word:
         out.word = gate.word
-        return out
-    if gate.diverged:
-        return _diverged(out, gate)
-    _measure(out, gate)
-    out.delta = _delta(delta, gate)
-    decision = _decide(out, gate, looks)
-    _put(out, decision, gate)
+    elif gate.diverged:
+        _diverged(out, gate)
+    else:
+        _measure(out, gate)
+        out.delta = _delta(delta, gate)
+        _put(out, _decide(out, gate, looks), gate)
+        _refuse(out)
+    out.what_next = _what_next(out, gate, (a[0], b[0]))
     return out
+
+
+def _direction(run: Run, metric: str, better: str | None) -> bool | None:
+    said = is_lower_better(run, metric) if better is None else better == "lower"
+    return True if said is None and metric.endswith("loss") else said
+
+
+def _refuse(out: Judgement) -> None:
+    """An interval on one side of 0 is no BETTER where nothing was changed, or where nobody knows which side is good."""
+    if out.word not in ("BETTER", "WORSE"):
+        return
+    if out.is_aa:
+        out.word, out.is_provisional = "UNDECIDED", False
+        out.reasons.append("the interval excludes 0 all the same: chance, or something that no record knows of")
+    elif out.is_lower_better is None:
+        out.word, out.is_provisional = "UNDECIDED", False
+        out.reasons.append(f"the interval excludes 0, but no run says whether a higher {out.metric} is better")
+
+
+def _what_next(out: Judgement, gate: Gate, first: tuple[Run, Run]) -> str:
+    """What a person can do where nothing was decided."""
+    diff = "rung diff " + " ".join(ref(run.path, run.id) for run in first)
+    if out.word == "INCOMPARABLE":
+        return "name another --metric, or train both arms again with the same evals"
+    if out.word == "CONFOUNDED":
+        allow = " ".join(f"--allow {quote(name)}" for name in gate.blame)
+        return f"see `{diff}`; train again with one change, or take the blame for all but that one: {allow}"
+    if out.word != "UNDECIDED":
+        return ""
+    if out.is_aa:
+        return f"change something: as far as the records go, both arms are the same (`{diff}`)"
+    if out.is_lower_better is None and (out.low > 0 or out.high < 0):
+        return "say which it is with --better higher or --better lower"
+    if not math.isfinite(out.effect):
+        return "train more seeds of both arms, or go on with those that have not finished (`rung resume`)"
+    if out.sd == 0:
+        return "train with seeds that change the weights or the order of rows"
+    if out.more_pairs is not None:
+        return (
+            f"train {out.more_pairs} more seed{'s' if out.more_pairs != 1 else ''} of both arms and judge all together"
+        )
+    return "no number of pairs below 1000 would decide it: give a larger --delta, or leave it at that"
 
 
 def _measure(out: Judgement, gate: Gate) -> None:
@@ -169,44 +218,49 @@ def _measure(out: Judgement, gate: Gate) -> None:
         value_a, value_b, difference = (fmean(end[i] for end in found) for i in (1, 2, 0))
         names = [gate.name(r) for r in runs_a], [gate.name(r) for r in runs_b]
         out.pairs.append(Pair(seed, *names, value_a, value_b, difference, min(end.num_evals for end in found)))
-    lone = [run for run in (*gate.a, *gate.b) if out.pairs and run.document.get("seed") not in gate.seeds]
-    out.left_out += [f"{gate.name(run)} has no partner of seed {run.document.get('seed')}" for run in lone]
+    lone = [run for run in (*gate.a, *gate.b) if out.pairs and seed_of(run) not in gate.seeds]
+    out.left_out += [f"{gate.name(run)} has no partner of seed {seed_of(run)}" for run in lone]
 
 
 def _decide(out: Judgement, gate: Gate, looks: Looks) -> Decision:
     differences = [pair.difference for pair in out.pairs]
     if len(differences) >= LOOKS[0]:
         out.correlation = correlation([p.value_a for p in out.pairs], [p.value_b for p in out.pairs])
-        found = decide(differences, out.delta, looks, out.is_lower_better)
+        found = decide(differences, out.delta, looks, out.is_lower_better is not False)
         out.bca = bca_interval(differences, found.level) if len(differences) >= BCA_FROM else None
         return found
     if not differences:
         values = [_by_seed(gate, arm) for arm in (gate.a, gate.b)]
         if min(map(len, values)) >= LOOKS[0]:
             out.reasons.append("no seed is in both arms: Welch's interval, wider than that of pairs")
-            return decide_unpaired(values[0], values[1], out.delta, looks, out.is_lower_better)
+            return decide_unpaired(values[0], values[1], out.delta, looks, out.is_lower_better is not False)
         out.reasons.append("no seed is in both arms, so nothing is paired")
         differences = [fmean(values[1]) - fmean(values[0])]
-    return _against_floor(out, gate, differences)
+        if any(seed_of(run) is None for run in (*gate.a, *gate.b)) and min(len(gate.a), len(gate.b)) >= LOOKS[0]:
+            out.reasons.append("runs that name no seed and begin with the same weights count as one")
+    return _against_floor(out, gate, differences, looks)
 
 
-def _against_floor(out: Judgement, gate: Gate, differences: Sequence[float]) -> Decision:
+def _against_floor(out: Judgement, gate: Gate, differences: Sequence[float], looks: Looks) -> Decision:
     out.floor = floor_for(gate.a[0], out.metric)
     if out.floor is not None and out.floor.sd > 0:
-        return decide_by_floor(differences, out.floor.sd, out.floor.df, out.delta, out.is_lower_better)
-    name = ref(gate.a[0].path, gate.a[0].id)
-    out.reasons.append(f"no noise floor to judge {len(differences)} of three pairs by: `rung ab {name} --aa` makes one")
+        is_lower = out.is_lower_better is not False
+        return decide_by_floor(differences, out.floor.sd, out.floor.df, out.delta, looks, is_lower)
+    is_ours = is_of_engine(gate.a[0])
+    how = f"`rung ab {ref(gate.a[0].path, gate.a[0].id)} --aa` makes one" if is_ours else "three seeds of A make one"
+    out.reasons.append(f"no noise floor to judge {len(differences)} of three pairs by: {how}")
     nothing, num = math.nan, len(differences)
     effect, more = fmean(differences), LOOKS[0] - len(differences)
     return Decision("UNDECIDED", effect, nothing, nothing, nothing, num, nothing, more_pairs=more)
 
 
 def _by_seed(gate: Gate, arm: Sequence[Run]) -> list[float]:
-    """One value per seed; runs of unknown seed each count as their own."""
+    """One value per seed; runs of unknown seed each count as their own, unless they begin with the same weights."""
     found: dict[Any, list[float]] = {}
     for run in arm:
-        seed = run.document.get("seed")
-        found.setdefault(run.path if seed is None else seed, []).append(own_endpoint(gate.course(run)))
+        seed, weights = seed_of(run), run.initial_weights()
+        unknown = to_json(weights) if weights else run.path
+        found.setdefault(unknown if seed is None else seed, []).append(own_endpoint(gate.course(run)))
     return [fmean(group) for group in found.values()]
 
 
@@ -214,17 +268,32 @@ def _put(out: Judgement, decision: Decision, gate: Gate) -> None:
     for name in ("effect", "low", "high", "sd", "p", "level", "method", "num_pairs", "more_pairs"):
         setattr(out, name, getattr(decision, name))
     out.word = decision.word
+    out.is_paired = bool(out.pairs)
+    out.num_pairs = len(out.pairs) or min(len(_by_seed(gate, arm)) for arm in (gate.a, gate.b))
     out.reasons += decision.reasons
     out.is_provisional = out.floor is not None and decision.word in ("BETTER", "WORSE")
     level = fmean(_by_seed(gate, gate.a))
     out.percent = 100 * out.effect / abs(level) if level else math.nan
-    out.a, out.b = (_side(arm, gate, out.is_lower_better) for arm in (gate.a, gate.b))
-    out.targets_saved = _saved(gate, (out.effect < 0) == out.is_lower_better, out.is_lower_better)
+    is_lower = out.is_lower_better is not False
+    out.a, out.b = (_side(arm, gate, is_lower) for arm in (gate.a, gate.b))
+    if out.is_lower_better is None:
+        out.a.best = out.b.best = math.nan
+    else:
+        out.targets_saved = _saved(gate, (out.effect < 0) == is_lower, is_lower)
+    error = _eval_error(gate.b[0], out.metric)
+    if out.word in ("BETTER", "WORSE") and error > abs(out.effect):
+        out.reasons.append(f"it holds for these rows: over its rows, one eval has a standard error of {error:.2g}")
     if out.more_pairs:
         seconds = [s for s in (_mean_s(gate.a), _mean_s(gate.b)) if s is not None]
         out.more_s = out.more_pairs * sum(seconds) if len(seconds) == 2 else None
     if out.is_aa:
         out.reasons.append("an A/A test: nothing differs, so what is seen here is noise")
+
+
+def _eval_error(run: Run, metric: str) -> float:
+    """The standard error of a run's last eval over the rows it saw; 0 where it is not known."""
+    known = curve_of(run, f"{metric}_se").values
+    return known[-1] if known and math.isfinite(known[-1]) else 0.0
 
 
 def _side(arm: Sequence[Run], gate: Gate, is_lower: bool) -> Side:
@@ -241,13 +310,14 @@ def _saved(gate: Gate, is_ahead: bool, is_lower: bool) -> float:
         a, b = (gate.course(runs[0]) for runs in gate.of_seed(seed))
         level = own_endpoint(a if is_ahead else b)
         at_a, at_b = (reached(one, level, is_lower) for one in (a, b))
-        if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None):
+        if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None) and a.x[-1]:
             shares.append((at_a - at_b) / a.x[-1])
     return fmean(shares) if shares else math.nan
 
 
-def _diverged(out: Judgement, gate: Gate) -> Judgement:
-    """A run that broke has no endpoint; that it broke, and those of the other arm did not, is said without one."""
+def _diverged(out: Judgement, gate: Gate) -> None:
+    """A run that broke has no endpoint. A word takes most of an arm broken and none of the other; two equal arms, of
+    which each run breaks with some chance, look like one broken and none in up to half of all cases."""
     finished = {"A": len(gate.a), "B": len(gate.b)}
     out.word = "UNDECIDED"
     for side, runs in gate.diverged.items():
@@ -255,12 +325,15 @@ def _diverged(out: Judgement, gate: Gate) -> Judgement:
     if len(gate.diverged) == 1:
         side = next(iter(gate.diverged))
         other = "B" if side == "A" else "A"
-        if finished[other]:
+        num_broken, num_whole = len(gate.diverged[side]), finished[side]
+        if finished[other] and num_broken > num_whole:
             out.word = "WORSE" if side == "B" else "BETTER"
-            out.is_provisional = min(len(gate.diverged[side]), finished[other]) < LOOKS[0]
+            # All of three against none of three: in equal arms at most 2 (1/2)^6 = 3 %, whatever the chance to break.
+            out.is_provisional = min(num_broken, finished[other]) < LOOKS[0] or num_whole > 0
             num = finished[other]
             out.reasons.append(f"{num} of arm {other} finished, none diverged; no interval, for a NaN is no number")
-    return out
+        else:
+            out.reasons.append(f"{num_whole} of arm {side} and {finished[other]} of arm {other} did not")
 
 
 def _delta(delta: float | None, gate: Gate) -> float:

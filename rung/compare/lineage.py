@@ -9,6 +9,7 @@ was taken back by hand is struck through although nobody said so.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -18,12 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rung.compare.blocks import Span, code, joined, one_line
+from rung.compare.blocks import Span, code, joined
+from rung.compare.code import CodeDiff, diff
 from rung.compare.difference import ABSENT, Comparison, Difference
+from rung.compare.reading import UNREADABLE
 from rung.errors import RunError
 from rung.runs.files import name_of, named, plain
 from rung.runs.query import Run, list_runs
 from rung.runs.record import read_document
+from rung.text import one_line
 
 _NUM_TOLD = 3  # changes in a line of the tree
 _MOST_CHARS = 60  # of a value in a line
@@ -38,6 +42,7 @@ class Link:
     run: Run
     parent: Run | None = None
     problem: str = ""
+    has_rows: bool = True  # whether the rows of both are compared as well
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -47,12 +52,12 @@ class Link:
         if self.parent is None:
             return None
         try:
-            return compare(self.parent, self.run)
-        except RunError as error:
-            self.problem = without_root(self.run, error)
+            return compare(self.parent, self.run, has_rows=self.has_rows)
+        except UNREADABLE as error:
+            self.problem = unreadable(self.run, error)
             return None
 
-    @property
+    @cached_property
     def changes(self) -> list[Difference]:
         found = [] if self.comparison is None else self.comparison.of(*_WEIGHTY)
         return [difference._replace(detail=without_root(self.run, difference.detail)) for difference in found]
@@ -82,9 +87,16 @@ class Chain:
 
 def without_root(run: Run, words: object) -> str:
     """What is said of files, without where on this machine they lie."""
-    root = run.path.parent.parent
-    text = str(words).replace(f"{root.resolve()}{os.sep}", "").replace(f"{root}{os.sep}", "")
+    text, root = str(words), run.path.parent.parent
+    if os.sep not in text:
+        return text
+    text = text.replace(f"{root.resolve()}{os.sep}", "").replace(f"{root}{os.sep}", "")
     return _LOOKED_IN.sub("", text)
+
+
+def unreadable(run: Run, error: Exception) -> str:
+    words = str(error) if isinstance(error, RunError) else f"an odd value ({type(error).__name__}: {error})"
+    return f"Not all of the record can be read: {without_root(run, words)}"
 
 
 def parent_id(run: Run) -> str:
@@ -93,15 +105,41 @@ def parent_id(run: Run) -> str:
     return parent if isinstance(parent, str) else ""
 
 
-def find_parent(run: Run) -> Link:
+class AtHand:
+    """Runs by place and by name: those that were opened already, and the rest of their folders where one is missing."""
+
+    def __init__(self, runs: Sequence[Run] = ()) -> None:
+        self._opened = {run.path: run for run in runs}
+        self._named: dict[Path, dict[str, Run]] = {}
+
+    def find(self, root: Path, wanted: str) -> Run | None:
+        """The run of this id; RunError where it is damaged."""
+        path = root / wanted
+        if path in self._opened:
+            return self._opened[path]
+        if not (path / "run.json").is_file():
+            return self._by_name(root).get(wanted)
+        return self._opened.setdefault(path, Run(path, read_document(path)))
+
+    def _by_name(self, root: Path) -> dict[str, Run]:
+        """A run that was moved, by `rung mv` or by hand, still says its old id."""
+        if root not in self._named:
+            named: dict[str, Run] = {}
+            for run in list_runs(root, None, []):
+                formerly = run.document.get("formerly")
+                for name in (run.id, *(formerly if isinstance(formerly, list) else ())):
+                    named.setdefault(str(name), self._opened.get(run.path, run))
+            self._named[root] = named
+        return self._named[root]
+
+
+def find_parent(run: Run, at_hand: AtHand | None = None) -> Link:
     """The run with its parent, or with the reason why there is none at hand."""
     wanted = parent_id(run)
     if not wanted:
         return Link(run)
-    root = run.path.parent.parent
     try:
-        path = root / wanted
-        found = Run(path, read_document(path)) if (path / "run.json").is_file() else _by_id(root, wanted)
+        found = (at_hand or AtHand()).find(run.path.parent.parent, wanted)
     except (RunError, OSError, ValueError, KeyError) as error:
         return Link(run, None, f"its parent {wanted} cannot be read: {without_root(run, error)}")
     if found is None:
@@ -115,17 +153,18 @@ def find_parent(run: Run) -> Link:
     return Link(run, found, renamed)
 
 
-def _by_id(root: Path, wanted: str) -> Run | None:
-    """A run that was moved, by `rung mv` or by hand, still says its old id."""
-    for run in list_runs(root, None, []):
-        formerly = run.document.get("formerly")
-        if run.id == wanted or (isinstance(formerly, list) and wanted in formerly):
-            return run
-    return None
+def find_parents(runs: Sequence[Run], has_rows: bool = True) -> list[Link]:
+    """Each run with its parent; a run that is the parent of several is opened once."""
+    at_hand = AtHand(runs)
+    links = [find_parent(run, at_hand) for run in runs]
+    for link in links:
+        link.has_rows = has_rows
+    return links
 
 
 def chain(run: Run) -> Chain:
-    links, seen = [find_parent(run)], {run.path}
+    at_hand = AtHand()
+    links, seen = [find_parent(run, at_hand)], {run.path}
     while (parent := links[-1].parent) is not None:
         if parent.path in seen:
             links[-1] = Link(
@@ -133,7 +172,8 @@ def chain(run: Run) -> Chain:
             )
             break
         seen.add(parent.path)
-        links.append(find_parent(parent))
+        links.append(find_parent(parent, at_hand))
+        links[-1].has_rows = False  # of the earlier changes only the settings are told
     return Chain(links[::-1])
 
 
@@ -141,6 +181,7 @@ def settings(found: Chain) -> list[Setting]:
     """What was set where the chain begins, and every change since, oldest first."""
     out = list(_start(found.links[0].run))
     newest = found.links[-1]
+    since: dict[Path, CodeDiff] = {}  # from a parent to the newest run
     for link in found.links:
         for difference in link.changes:
             if not _is_setting(link, difference):
@@ -148,7 +189,7 @@ def settings(found: Chain) -> list[Setting]:
             state = "new" if link is newest else "holds"
             for earlier in [s for s in out if _is_same(s.difference, difference) and s.state == "holds"]:
                 if difference.part == "code":
-                    if _is_as_before(found, earlier):
+                    if _is_as_before(found, earlier, since):
                         earlier.state, earlier.by = "reverted", link.run.id
                 else:
                     is_back = plain(earlier.difference.before) == plain(difference.after)
@@ -184,15 +225,15 @@ def _is_same(one: Difference, other: Difference) -> bool:
     return (one.part, one.name) == (other.part, other.name)
 
 
-def _is_as_before(found: Chain, setting: Setting) -> bool:
+def _is_as_before(found: Chain, setting: Setting, since: dict[Path, CodeDiff]) -> bool:
     """Whether the newest run has the file as it was before the change."""
-    from rung.compare.code import diff
-
     link = next(link for link in found.links if link.run.id == setting.run)
     if link.parent is None:
         return False
-    since = diff(link.parent, found.links[-1].run)
-    return not since.problem and setting.difference.name not in {file.path for file in since.files}
+    if link.parent.path not in since:
+        since[link.parent.path] = diff(link.parent, found.links[-1].run)
+    change = since[link.parent.path]
+    return not change.problem and setting.difference.name not in {file.path for file in change.files}
 
 
 def change_spans(difference: Difference) -> list[Span | str]:
@@ -291,10 +332,10 @@ class Node:
     note: str = ""
 
 
-def tree(runs: Sequence[Run]) -> list[Node]:
+def tree(links: Sequence[Link]) -> list[Node]:
     """The roots, in the order of the runs; each run once, also where parents go in a circle."""
     # By place, not by id: a folder that was copied bears the id of its original.
-    nodes = {run.path.resolve(): Node(run.id, find_parent(run)) for run in runs}
+    nodes = {link.run.path.resolve(): Node(link.run.id, link) for link in links}
     absent: dict[str, Node] = {}
     roots: list[Node] = []
     for path, node in nodes.items():
@@ -341,8 +382,18 @@ def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
 
 
 def tree_lines(runs: Sequence[Run]) -> list[str]:
-    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets."""
-    rows = [_cells(strokes, node) for strokes, node in _walk(tree(runs))]
+    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets.
+
+    Reads no rows, so that a thousand runs are listed in seconds.
+    """
+    for run in runs:
+        with contextlib.suppress(*UNREADABLE):  # told where it is compared
+            run.config(keep=True)
+    return lines_of(find_parents(runs, has_rows=False))
+
+
+def lines_of(links: Sequence[Link]) -> list[str]:
+    rows = [_cells(strokes, node) for strokes, node in _walk(tree(links))]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = ["  ".join(f"{cell:{'>' if i == 2 else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows]
     return [line.rstrip() for line in lines]
@@ -354,7 +405,8 @@ def _cells(strokes: str, node: Node) -> list[str]:
     word, text = verdict_of(node.link.run)
     verdict = one_line(word) or _cut(one_line(text))
     words = [node.note, short_change(node.link), f"({verdict})" if verdict else ""]
-    return [f"{strokes}{node.name}", node.link.run.status, _loss(node.link.run), "  ".join(filter(None, words))]
+    run, told = node.link.run, "  ".join(filter(None, words))
+    return [f"{strokes}{node.name}", one_line(run.status), _loss(run), told]
 
 
 def _loss(run: Run) -> str:

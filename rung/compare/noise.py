@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from rung.compare.endpoint import course, own_endpoint, planned_targets
+from rung.compare.endpoint import course, fell_short, own_endpoint, planned_targets
 from rung.compare.factors import Difference, compare
+from rung.compare.reading import column
 from rung.errors import RunError
 from rung.runs.files import to_json
 from rung.runs.query import Run, list_runs
@@ -57,8 +58,25 @@ def differences_but_seed(a: Run, b: Run, allowed: Sequence[str] = ()) -> list[Di
     return [d for d in found if not is_seed(d) and d.part not in allowed and d.name not in allowed]
 
 
+def seed_of(run: Run) -> int | str | None:
+    """None where a run names no seed, or something that is none."""
+    seed = run.document.get("seed")
+    return seed if isinstance(seed, int | str) and not isinstance(seed, bool) else None
+
+
 def is_seed(difference: Difference) -> bool:
     return difference.part == "seed" or (difference.part == "config" and difference.name == "seed")
+
+
+def twins(arm: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    """Runs that name two seeds and have one random state: what varies between them is not the seed."""
+    first: dict[bytes, Run] = {}
+    for run in arm if len(arm) > 1 else ():
+        weights, losses = run.initial_weights(), column(run, "loss").values
+        if weights and len(losses) and seed_of(run) is not None:
+            other = first.setdefault(to_json([weights, losses[0]]), run)
+            if seed_of(other) != seed_of(run):
+                yield other, run
 
 
 def beside(run: Run) -> list[Run]:
@@ -104,15 +122,17 @@ def groups(runs: Sequence[Run], metric: str) -> Iterator[Group]:
     """Finished runs that are equal but for the seed, three seeds or more."""
     by_key: dict[bytes, list[Run]] = {}
     for run in runs:
-        if run.status == "finished":
+        if run.status == "finished" and seed_of(run) is not None and not fell_short(run):
             by_key.setdefault(_key(run), []).append(run)
     for alike in by_key.values():
-        if len({run.document.get("seed") for run in alike}) < LEAST:
+        if len({seed_of(run) for run in alike}) < LEAST:
             continue
         kept = [alike[0], *(run for run in alike[1:] if not differences_but_seed(alike[0], run))]
+        if any(twins(kept)):
+            continue
         by_seed: dict[Any, list[float]] = {}
         for run in kept:
-            by_seed.setdefault(run.document.get("seed"), []).append(own_endpoint(course(run, metric)))
+            by_seed.setdefault(seed_of(run), []).append(own_endpoint(course(run, metric)))
         values = [fmean(found) for found in by_seed.values()]
         if len(values) >= LEAST and all(map(math.isfinite, values)):
             yield Group(kept, values)

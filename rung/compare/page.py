@@ -33,7 +33,6 @@ from rung.compare.blocks import (
     bold,
     code,
     joined,
-    one_line,
     struck,
 )
 from rung.compare.difference import Difference, part_of
@@ -46,13 +45,15 @@ from rung.compare.lineage import (
     link_spans,
     settings,
     text_of,
+    unreadable,
     value_text,
     verdict_of,
     without_root,
 )
+from rung.compare.reading import UNREADABLE, list_of, segments_of
 from rung.compare.result import against, curves, evals, log
-from rung.errors import RunError
 from rung.runs.query import Run
+from rung.text import one_line
 
 _MOST_TEXT_BYTES = 20_000  # of a sample that is text and stands on the page
 
@@ -87,19 +88,10 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> W
         lambda: _again(about),
     ):
         try:
-            written.page.blocks += list(section())
+            written.page.blocks += section()
         except UNREADABLE as error:
             written.page.blocks.append(Paragraph([unreadable(run, error)]))
     return written
-
-
-# Of a file that is damaged, and of one that is whole and holds something else than a record does.
-UNREADABLE = (RunError, TypeError, ValueError, KeyError, AttributeError)
-
-
-def unreadable(run: Run, error: Exception) -> str:
-    words = str(error) if isinstance(error, RunError) else f"an odd value ({type(error).__name__}: {error})"
-    return f"Not all of the record can be read: {without_root(run, words)}"
 
 
 @dataclass
@@ -129,8 +121,8 @@ def _head(about: _About) -> Iterator[Block]:
         items.append([bold("reason"), ": ", one_line(text_of(document["reason"]))])
     items.append([bold("what"), ": ", *_what(document, derived)])
     items.append([bold("current change"), ": ", *_change(about.link)])
-    if document.get("tags"):
-        items.append([bold("tags"), ": ", *joined([[code(one_line(str(tag)))] for tag in document["tags"]])])
+    if tags := list_of(document.get("tags")):
+        items.append([bold("tags"), ": ", *joined([[code(one_line(str(tag)))] for tag in tags])])
     ab = part_of(run, "ab")
     if ab.get("id"):
         items.append([bold("ab"), f": {text_of(ab.get('arm'))} of {text_of(ab['id'])}, base {text_of(ab.get('base'))}"])
@@ -281,17 +273,8 @@ def _samples(about: _About) -> Iterator[Block]:
 
 
 def notes_of(run: Run) -> list[dict[str, Any]]:
-    """The notes that stand, oldest first: one that was taken back is still in the events, and not here."""
-    kept: list[dict[str, Any]] = []
-    for event in run.events():
-        if event.get("kind") == "note":
-            kept.append({**event, "text": text_of(event.get("text"))})
-        elif event.get("kind") == "note_undone":
-            undone = (event.get("of_unix_s"), text_of(event.get("text")))
-            places = [i for i, note in enumerate(kept) if (note.get("unix_s"), note["text"]) == undone]
-            if places:
-                del kept[places[-1]]
-    return kept
+    """The notes that stand, oldest first, with their text as text."""
+    return [{**note, "text": text_of(note.get("text"))} for note in run.notes()]
 
 
 def _notes(run: Run) -> Iterator[Block]:
@@ -322,7 +305,7 @@ def _again(about: _About) -> Iterator[Block]:
     lines, words = [], "The code was not kept"
     if kept.get("kind") == "git":
         head = value_text(kept.get("head") or kept.get("commit"))
-        changed = value_text(kept.get("num_changed", len(kept.get("changed") or [])))
+        changed = value_text(kept.get("num_changed", len(list_of(kept.get("changed")))))
         state = f"with {changed} files changed" if kept.get("dirty") else "nothing changed"
         words = f"Code: {head}, {state}, kept as {value_text(kept.get('ref'))}"
         lines = [f"git worktree add ../{name} {value_text(kept.get('commit'))}", f"cd ../{name}"]
@@ -330,11 +313,11 @@ def _again(about: _About) -> Iterator[Block]:
         file = value_text(kept.get("file"))
         words = f"Code: {value_text(kept.get('num_files'))} files, kept in {file}"
         lines = [f"mkdir {name}", f"tar xzf {shlex.quote(about.where + file)} -C {name}", f"cd {name}"]
-    left_out = kept.get("left_out") or []
+    left_out = list_of(kept.get("left_out"))
     words += f"; left out: {', '.join(value_text(one) for one in left_out)}" if left_out else ""
     yield Heading(2, ["to do it again"])
     yield Paragraph([f"{words}."])
-    segments = [part.get("command") for part in document.get("segments") or [] if isinstance(part, dict)]
+    segments = [part.get("command") for part in segments_of(about.run)]
     commands = [tuple(map(str, one)) for one in [document.get("command"), *segments] if isinstance(one, list) and one]
     for program, *rest in dict.fromkeys(commands):
         # Where the program lay is of no use elsewhere.

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rung.compare.blocks import one_line
+from rung.text import one_line
 
 MOST_POINTS = 2000
 WIDTH, HEIGHT = 760, 340

@@ -7,16 +7,21 @@ it is of. Who may conclude what is left to judge: two runs of one seed each show
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rung.compare.align import Outcome, evals_of, outcome
-from rung.compare.blocks import Block, Bullets, Code, Heading, Paragraph, Picture, Spans, Table, bold, code, one_line
+from rung.compare.blocks import Block, Bullets, Code, Heading, Paragraph, Picture, Spans, Table, bold, code
 from rung.compare.difference import part_of
 from rung.compare.lineage import Link, value_text
 from rung.compare.plot import Line, Plot, svg
+from rung.compare.reading import Column, columns
+from rung.compare.reading import evals as recorded_evals
 from rung.runs.metrics import Faults
 from rung.runs.query import Run
+from rung.text import one_line
 from rung.units import count
 
 # Every rounding on a page besides `count` for targets a second; all other numbers have all their digits.
@@ -32,15 +37,23 @@ _MOST_DOTS = 100  # evals of a curve that get a dot each
 def log(run: Run) -> Iterator[Block]:
     """The last lines that a terminal showed."""
     faults = Faults()
-    columns = _columns(run, _STEP_NAMES, faults)
+    found = columns(run, _STEP_NAMES, faults)
     planned = part_of(run, "derived").get("num_steps")
-    places = [i for i, loss in enumerate(columns["loss"]) if loss is not None][-_NUM_LINES:]
-    rows = [{name: columns[name][i] for name in ("step", *_STEP_NAMES)} for i in places]
-    if rows:
+    lines = []
+    for place, step in zip(found["loss"].places[-_NUM_LINES:], found["loss"].steps[-_NUM_LINES:]):
+        row = {name: _at(column, place) for name, column in found.items()}
+        lines.append(step_line({"step": step, **row}, planned))
+    if lines:
         yield Heading(2, ["log"])
-        yield Code("\n".join(step_line(row, planned) for row in rows))
+        yield Code("\n".join(lines))
     if faults.broken:
         yield Paragraph([f"{faults.broken} broken lines of metrics were left out."])
+
+
+def _at(column: Column, place: int) -> float | None:
+    """The number of a row, None where it has none."""
+    i = bisect_left(column.places, place)
+    return column.values[i] if i < len(column.places) and column.places[i] == place else None
 
 
 def step_line(row: Mapping[str, Any], planned: Any) -> str:
@@ -69,14 +82,13 @@ def rounded(value: float, name: str) -> str:
 def curves(run: Run, drawings: dict[str, str]) -> Iterator[Block]:
     """Loss and learning rate; the files are put into `drawings`."""
     yield Heading(2, ["result"])
-    columns = _columns(run, ("loss", "lr"))
-    lines = [Line("training", columns["step"], columns["loss"])] if _has_any(columns["loss"]) else []
+    found = {name: Line(name, c.steps, c.values) for name, c in columns(run, ("loss", "lr")).items()}
+    lines = [replace(found["loss"], name="training")] if len(found["loss"].x) else []
     lines += eval_lines(run)
     if lines:
         yield drawn(drawings, "loss", Plot(f"{run.id}: loss", "step", lines, is_wide(lines)))
-    if _has_any(columns["lr"]):
-        rate = Line("lr", columns["step"], columns["lr"])
-        yield drawn(drawings, "lr", Plot(f"{run.id}: learning rate", "step", [rate]))
+    if len(found["lr"].x):
+        yield drawn(drawings, "lr", Plot(f"{run.id}: learning rate", "step", [found["lr"]]))
     if not lines:
         yield Paragraph(["No loss was recorded."])
 
@@ -96,17 +108,6 @@ def is_wide(lines: Sequence[Line]) -> bool:
 def drawn(drawings: dict[str, str], name: str, plot: Plot) -> Picture:
     drawings[f"{name}.svg"] = svg(plot)
     return Picture(f"{name}.svg", plot.title, drawings[f"{name}.svg"])
-
-
-def _columns(run: Run, names: Sequence[str], faults: Faults | None = None) -> dict[str, list[Any]]:
-    """Numbers alone: what a stranger wrote into a row as text is as good as absent."""
-    found = run.metrics(list(names), faults)
-    kinds = (int, float)  # as a tuple: `int | float` would be built anew for each of a million values
-    return {name: [v if isinstance(v, kinds) else None for v in column] for name, column in found.items()}
-
-
-def _has_any(column: Sequence[Any]) -> bool:
-    return any(value is not None for value in column)
 
 
 def against(found: Link) -> Iterator[Block]:
@@ -153,7 +154,7 @@ def _whole(value: float) -> str:
 
 def evals(run: Run) -> Iterator[Block]:
     """A row per eval, with all digits; the best in bold."""
-    found = run.evals()
+    found = recorded_evals(run)
     if not found:
         return
     names = [name for row in found for name, value in row.items() if isinstance(value, int | float) and name != "step"]

@@ -105,7 +105,7 @@ def read(run: Run, with_parent: bool = True) -> History:
         dict(flat(run.config())),
         dict(run.document.get("derived") or {}),
         run.data(),
-        series_of(run.metrics()),
+        rows_of(run),
         tables_of(read_tables(run.path / "tables")),
         evals_of(run.evals()),
         list(run.events()),
@@ -120,6 +120,12 @@ def read(run: Run, with_parent: bool = True) -> History:
         except Exception:  # deleted, damaged or elsewhere: rules that compare have nothing to compare with
             history.parent = None
     return history
+
+
+def rows_of(run: Run) -> dict[str, Series]:
+    """Every metric but those of evals; of a long run out of its copy by column."""
+    arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])
+    return {name: Series(arrays.steps[rows], values) for name, (rows, values) in arrays.columns.items()}
 
 
 def series_of(columns: Mapping[str, Sequence[Any]]) -> dict[str, Series]:

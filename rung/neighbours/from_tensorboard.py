@@ -20,7 +20,7 @@ from rung.errors import RunError
 from rung.neighbours.history import History, put
 from rung.neighbours.protobuf import Malformed, double, fields, part, signed, single, text
 from rung.neighbours.tfrecord import Damaged, records
-from rung.runs.evalnames import SETS
+from rung.runs.metricnames import SETS
 
 _PARTS = {"train", "training", *SETS}
 _END = "TensorBoard does not say how a run ended"

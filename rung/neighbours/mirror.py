@@ -25,6 +25,7 @@ from rung.runs.files import floats_again, refused
 from rung.runs.metrics import numbers, read_rows
 from rung.runs.query import Run, ref
 from rung.runs.record import append_event
+from rung.text import one_line
 
 KINDS = ("wandb", "tensorboard")
 MOST_WAITING = 10_000  # rows; at 100 steps a second a tracker may stand still for a minute and a half
@@ -220,8 +221,7 @@ def _hand_over(sink: Sink, kind: str, item: tuple[Any, Any, Any]) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # a terminal would obey some
+    return one_line(error).rstrip(".") or type(error).__name__
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Arriving:
         self._pending: deque[_Row] = deque()
 
     def push(self, step: int, values: dict[str, Any], tables: Mapping[str, Any] = {}) -> None:
-        names = [name for name, value in values.items() if is_away(value)]
+        names = [name for name, value in values.items() if type(value) is not float and is_away(value)]
         if not names and not self._pending and not tables:
             self._write(step, values, {})
             return

@@ -42,6 +42,12 @@ class Course:
         return self._last >= 0 or self.updates.num_updates > 0
 
     @property
+    def last(self) -> int | None:
+        """The newest step that was logged, or after the last update; None where nothing was."""
+        num_taken = 0 if self._last_train is None else self._last_train[0] + 1
+        return None if self._last < 0 else max(self._last, num_taken)
+
+    @property
     def step(self) -> int:
         """Where the run stands: of what is not numbered itself."""
         return max(self._last, 0) if self._gives_steps else self._next
@@ -54,7 +60,7 @@ class Course:
         at = self._number(step, is_eval)
         if logged.row and not is_eval:
             self._train(at, logged)
-        if logged.evals:
+        if logged.evals or is_eval:
             self._eval(max(at, self._last), logged)
 
     def targets(self, count: int) -> None:
@@ -67,10 +73,13 @@ class Course:
 
     def close(self) -> dict[str, Any]:
         """Writes what is still on its way; returns the totals."""
-        for at, update in self.updates.rest():
-            if at >= self._last:
-                self._rows.push(at, update.values, update.tables)
-        self._rows.read(wait=True)
+        try:
+            for at, update in self.updates.rest():
+                if at >= self._last:
+                    self._rows.push(at, update.values, update.tables)
+            self._rows.read(wait=True)
+        except Exception as error:  # a device that has failed gives nothing back, and the run still ends
+            self._out.tell(f"the last rows could not be read: {type(error).__name__}: {str(error)[:160]}")
         if self._num_left_out:
             self._out.event("left_out", step=self._last, rows=self._num_left_out, why="their steps went back")
         return {
@@ -85,7 +94,7 @@ class Course:
         if given is not None:
             try:
                 number = int(given)
-                if not 0 <= number < 2**53:
+                if not 0 <= number < 2**53 or number != float(given):
                     raise ValueError
             except (TypeError, ValueError, OverflowError):
                 self._out.tell(f"step={given!r} is not a whole number from 0 on; rows are counted instead", "step")
@@ -155,8 +164,10 @@ class Course:
             row |= {name: to_float(value) for name, value in logged.row.items()}
         self._last = max(self._last, step)
         self._write(step, row, {})
-        self._out.event("eval", step=step, results=results)
         self.something_else()
+        if not results:  # how long it took, and no more
+            return
+        self._out.event("eval", step=step, results=results)
         of = self.best["set"] if self.best else next((of for of, values in results.items() if "loss" in values), None)
         loss = results.get(of or "", {}).get("loss")
         if loss is None:

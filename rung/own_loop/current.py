@@ -109,8 +109,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'rung.own_loop.current' has no attribute {name!r}")
 
 
-def log(values: Mapping[str, Any], step: int | None = None, **how: Any) -> None:
-    needed().log(values, step, **how)
+def log(data: Mapping[str, Any], step: int | None = None, **how: Any) -> None:
+    needed().log(data, step, **how)
 
 
 def watch(model: Any, optimizer: Any = None, every: int = 20, **how: Any) -> None:
@@ -121,11 +121,11 @@ def define_metric(name: str, better: str | None = None, **definition: Any) -> No
     needed().define_metric(name, better, **definition)
 
 
-def finish(status: str | int | None = None) -> None:
+def finish(status: str | int | None = None, **how: Any) -> None:
     """Ends the current run, if there is one."""
     run, _open.run = _open.run, None
     if run is not None:
-        run.finish(status)
+        run.finish(status, **how)
 
 
 def _take(run: OwnRun) -> OwnRun:

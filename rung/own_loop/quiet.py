@@ -7,12 +7,31 @@ Without a record, on ranks other than the first, nothing is done and nothing is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from rung.errors import UserError
 from rung.runs.record import Record
+from rung.text import printable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def quietly(act: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T | None]:
+    """A method of a run that tells what went wrong in it, once for each kind, and returns None then."""
+
+    @functools.wraps(act)
+    def call(run: Any, *words: P.args, **named: P.kwargs) -> T | None:
+        try:
+            return act(run, *words, **named)
+        except Exception as error:  # an argument of any kind may fail in any way
+            said = " ".join(str(error).split())[:300]
+            run.tell(f"{act.__name__}() did nothing: {type(error).__name__}: {said}", f"{act.__name__} {type(error)}")
+            return None
+
+    return call
 
 
 class Quiet:
@@ -26,7 +45,7 @@ class Quiet:
             return
         try:
             self.record.log(step, values)
-        except (OSError, UserError) as error:
+        except Exception as error:  # a disk, and whoever follows the record
             self._refused(self.record, error)
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
@@ -38,7 +57,7 @@ class Quiet:
             return False
         try:
             act(self.record)
-        except (OSError, UserError) as error:
+        except Exception as error:
             self._refused(self.record, error)
             return False
         return True
@@ -60,5 +79,5 @@ class Quiet:
 def say(text: str) -> None:
     """To people, and never to the output of the script; a stream that is gone must not end it either."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"rung: {text}\n")
+        sys.stderr.write(f"rung: {printable(text)}\n")
         sys.stderr.flush()

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from rung.errors import UserError
 from rung.own_loop.course import Course
-from rung.own_loop.logged import eval_of, sort_out
+from rung.own_loop.logged import sort_out
+from rung.own_loop.missing import OF_A_RUN, missing
 from rung.own_loop.pairing import Update
-from rung.own_loop.quiet import Quiet, say
+from rung.own_loop.quiet import Quiet, quietly, say
 from rung.own_loop.settings import SCRIPT, Settings, dotted, without_secrets
-from rung.runs.record import STATUSES, Record
+from rung.runs.metricnames import eval_of
+from rung.runs.record import STATUSES, Record, read_document
 
 if TYPE_CHECKING:
     from rung.own_loop.guarded import Guarded
@@ -46,42 +48,77 @@ class OwnRun:
         self._derived: dict[str, Any] = {}
         self._data: dict[str, Any] = {}
         self._held: dict[str, Any] = {}  # of log(commit=False)
+        self._folder = ""  # of `dir`, where nothing else is written
+        self._has_said_ended = False
         self._started, self._pid = time.monotonic(), os.getpid()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_A_RUN:
+            return missing(f"run.{name}", self)
+        raise AttributeError(f"a run has no {name!r}")
 
     @property
     def name(self) -> str:
         return self.id
+
+    @name.setter
+    def name(self, name: Any) -> None:
+        """As `name=` of init: another tag."""
+        self.tags = (*self.tags, name)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return () if self.path is None else tuple(read_document(self.path).get("tags") or ())
+
+    @tags.setter
+    def tags(self, tags: Sequence[Any]) -> None:
+        self._out.do(lambda record: record.update(tags=[*dict.fromkeys(map(str, tags))]))
+
+    @property
+    def dir(self) -> str:
+        """A folder for files of the script's own, in the run."""
+        if self.path is None:
+            import tempfile
+
+            self._folder = self._folder or tempfile.mkdtemp()
+            return self._folder
+        self._out.do(lambda record: (record.path / "files").mkdir(exist_ok=True))
+        return str(self.path / "files")
 
     @property
     def step(self) -> int:
         """Where the run stands."""
         return self._course.step
 
-    def log(self, values: Any, step: int | None = None, commit: bool = True, **unknown: Any) -> None:
+    @quietly
+    def log(self, data: Any, step: int | None = None, commit: bool = True, **unknown: Any) -> None:
         """Names and numbers: a row of training, an eval, or both. Without `step` rows of training count from 0."""
         if self._out.record is None:
-            if self.status != "disabled":
-                self._say_once_ended()
+            if self.status != "disabled" and not self._has_said_ended:
+                self._has_said_ended = True
+                say(f"{self.id} is {self.status}; what is logged now is not kept")
             return
         if unknown:
             self.tell(f"log({', '.join(unknown)}=) is not known, and ignored")
-        if not isinstance(values, Mapping):
-            self.tell(f"log() takes a dict of names and numbers, not {type(values).__name__}; it was left out")
+        if not isinstance(data, Mapping):
+            self.tell(f"log() takes a dict of names and numbers, not {type(data).__name__}; it was left out")
             return
         if self._held or not commit:
-            values, self._held = {**self._held, **values}, {}
+            data, self._held = {**self._held, **data}, {}
             if not commit and step is None:
-                self._held = dict(values)
+                self._held = data
                 return
-        logged = sort_out(values)
+        logged = sort_out(data)
         for name, why in logged.odd.items():
             self.tell(f"{name!r} {why}; it was not kept", f"odd {name}")
         self._course.log(logged, step)
 
+    @quietly
     def targets(self, count: int) -> None:
         """Adds to the predictions that the next row of training counts."""
         self._course.targets(count)
 
+    @quietly
     def define_metric(self, name: str, better: str | None = None, **definition: Any) -> None:
         """Says what a metric counts: better="lower" or "higher", eval_set=, mask=, ignored_ids=, reduction=."""
         for other in ("goal", "summary"):  # as wandb has it
@@ -99,6 +136,7 @@ class OwnRun:
             self._definitions[at] = {**self._definitions.get(at, {}), **known}
         self.keep("definitions.json", {key: known for key, known in self._definitions.items() if known})
 
+    @quietly
     def data(self, name: str, what: Any, **about: Any) -> None:
         """Notes what a set of data is, by its fingerprint: a file, a folder, text, bytes, an array or a tensor.
         `name` is train, or that of an eval set."""
@@ -113,6 +151,7 @@ class OwnRun:
             return
         self.keep("data.json", self._data)
 
+    @quietly
     def watch(self, model: Any, optimizer: Any = None, every: int = 20, share: float = 0.003, **unknown: Any) -> None:
         """Measures each update of `optimizer`, or of whichever steps the model: norm of the gradients and lr, and norms
         per tensor in the first ones and then at every `every`-th; fewer norms where they would take more than `share`
@@ -134,6 +173,7 @@ class OwnRun:
 
         return guard(self, model, optimizer, loss, **how)
 
+    @quietly
     def sample(
         self, name: str | Path, data: Any = None, caption: str = "", step: int | None = None, rate: int | None = None
     ) -> Path | None:
@@ -150,6 +190,7 @@ class OwnRun:
             self.tell(f"the sample {str(name)!r} was not kept: {error}", "sample")
             return None
 
+    @quietly
     def note(self, text: str) -> None:
         self._out.event("note", step=self.step, text=str(text))
 
@@ -157,9 +198,16 @@ class OwnRun:
         """To the user, once."""
         self._out.tell(text, about)
 
-    def finish(self, status: str | int | None = None, reason: str = "", quiet: bool = False) -> None:
+    @quietly
+    def finish(
+        self,
+        status: str | int | None = None,
+        reason: str = "",
+        quiet: bool | None = False,
+        exit_code: int | None = None,
+    ) -> None:
         """Ends the run: finished, stopped, crashed or diverged. A number is an exit code, as wandb has it."""
-        record = self._out.record
+        record, status = self._out.record, exit_code if status is None else status
         if record is None or os.getpid() != self._pid:  # a child of a fork
             return
         if isinstance(status, int):
@@ -172,7 +220,7 @@ class OwnRun:
             watch.remove()
         totals = {**self._course.close(), "elapsed_s": time.monotonic() - self._started}
         summary = {str(name): _plain(value) for name, value in self.summary.items()}
-        fields = {"totals": totals, "last_step": totals["step"], "summary": summary, "reason": reason or None}
+        fields = {"totals": totals, "last_step": self._course.last, "summary": summary, "reason": reason or None}
         if not self._out.do(lambda record: record.finish(status, **fields)):
             self._out.do(lambda record: record.close())
         self._out.record, self.status = None, status
@@ -187,10 +235,6 @@ class OwnRun:
         return (
             f"{record.id} {self.status}{': ' + reason if reason else ''}{words}; rung show {ref(record.path, self.id)}"
         )
-
-    def _say_once_ended(self) -> None:
-        status, self.status = self.status, "disabled"
-        say(f"{self.id} is {status}; what is logged now is not kept")
 
     # What follows is for those who watch the loop, not for the script.
 
@@ -284,4 +328,12 @@ def ending(error: BaseException | None) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "is_cpu") and value.numel() == 1 else value
+    """What can be kept of a value of the summary: anything may be in it."""
+    from rung.runs.files import to_json
+
+    try:
+        value = value.item() if hasattr(value, "is_cpu") and value.numel() == 1 else value
+        to_json(value)
+    except Exception:  # a device that has failed, a dict that holds itself
+        return f"a {type(value).__name__} that cannot be written"
+    return value

@@ -50,7 +50,7 @@ _KEPT = {
 
 
 class Purse:
-    """May spend a share of the time that passes."""
+    """May spend half of a share of the time that passes, as one of two; with a share of 1 whatever it likes."""
 
     def __init__(self, share: float) -> None:
         self._share, self._left_s, self._seen = share, 0.0, time.perf_counter()
@@ -61,8 +61,8 @@ class Purse:
     def is_affordable(self) -> bool:
         """Whether what was spent so far has been earned; nothing is saved up."""
         now = time.perf_counter()
-        self._left_s, self._seen = min(0.0, self._left_s + self._share * (now - self._seen)), now
-        return self._left_s >= 0.0
+        self._left_s, self._seen = min(0.0, self._left_s + self._share / 2 * (now - self._seen)), now
+        return self._left_s >= 0.0 or self._share >= 1
 
 
 class Watch:
@@ -80,10 +80,16 @@ class Watch:
         self._wants_norm, self._is_host = False, False
         self._measures = False
         self._share = float(share)
-        self._norm, self._table = Purse(share / 2), Purse(share / 2)
+        self._norm, self._table = Purse(self._share), Purse(self._share)
         self._note_start()
-        if optimizer is not None:
-            self._adopt(optimizer if isinstance(optimizer, list | tuple) else [optimizer])
+        named = [] if optimizer is None else optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        try:
+            named = [_inner(each) for each in named]
+        except UserError as error:  # wandb has a loss there
+            run.tell(f"{error}; the one that first steps the model is watched")
+            named = []
+        if named:
+            self._adopt(named)
         else:
             own = {id(p) for p in self._model.parameters()}
             self._handles.append(register_optimizer_step_pre_hook(lambda *of: self._look_for(own, of[0])))
@@ -117,9 +123,8 @@ class Watch:
             return
         self._adopt([found])  # torch asks the hooks of one optimizer after those of all, so this step is seen too
 
-    def _adopt(self, optimizers: Sequence[Any]) -> None:
+    def _adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
-            optimizer = _inner(optimizer)
             self._optimizers.append(optimizer)
             self._handles.append(optimizer.register_step_pre_hook(lambda *of: self._safely(self._before, *of)))
             self._handles.append(optimizer.register_step_post_hook(lambda *of: self._safely(self._after, *of)))
@@ -156,7 +161,7 @@ class Watch:
             number = self._run.num_updates
             self._norms, is_first = [], number < FIRST
             if number == FIRST:  # what was spent on the first ones is forgiven
-                self._norm, self._table = Purse(self._share / 2), Purse(self._share / 2)
+                self._norm, self._table = Purse(self._share), Purse(self._share)
             is_due = self._every > 0 and (number % self._every == 0 or (is_first and number < self._every))
             self._measures = is_due and (is_first or self._table.is_affordable())
             self._wants_norm = self._measures or is_first or not self._is_host or self._norm.is_affordable()

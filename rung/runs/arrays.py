@@ -109,10 +109,10 @@ def _from_rows(folder: Path, names: Sequence[str]) -> Arrays:
     values: list[array[float]] = [array("d") for _ in wanted]
     for at, (step, *row) in enumerate(read_values(folder, wanted)):
         steps.append(step)
-        for i, value in enumerate(row):
-            number = None if value is None else number_of(value)
+        for value, place, column in zip(row, places, values):
+            number = value if type(value) is float else number_of(value)
             if number is not None:
-                places[i].append(at)
-                values[i].append(number)
+                place.append(at)
+                column.append(number)
     columns = {name: (np.array(places[i], np.int64), np.array(values[i], float)) for i, name in enumerate(wanted)}
     return Arrays(np.array(steps, np.int64), columns)

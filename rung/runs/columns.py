@@ -31,7 +31,7 @@ import msgspec
 
 from rung.files import sync
 from rung.runs.files import from_json, to_json
-from rung.runs.metrics import ROW, segments, spans
+from rung.runs.metrics import ROW, is_step, segments, spans
 from rung.runs.summary import Column, Held, Summary
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
@@ -144,7 +144,7 @@ class _Builder:
                 try:
                     row = decode(line)
                     step = row["step"]
-                    if not isinstance(step, int) or not -(2**63) <= step < 2**63:
+                    if not is_step(step):
                         raise ValueError
                 except (ValueError, KeyError):
                     self._broken += 1

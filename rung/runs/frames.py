@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rung.errors import RunError
-from rung.runs.arrays import read_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +49,7 @@ def aligned(run: Run, names: Sequence[str] | None = None) -> Aligned:
     for name in wanted:
         if name not in summary:
             raise RunError(f"{run.id} recorded no {name}; {nearest(name, list(summary))}")
-    arrays = read_arrays(run.path / "metrics", wanted)
+    arrays = run.arrays(wanted)
     num_rows = len(arrays.steps)
     kept = np.full(num_rows, names is None or not wanted)
     for rows, _ in arrays.columns.values():

@@ -1,8 +1,8 @@
 """What other loops and trackers call things, in the words of rung: evals by their name, and loss, norm and lr.
 
-A name says at most one set and one metric: `val/loss`, `eval_acc`, `loss/test`. What is not surely an eval stays a plain
-metric of its row: a wrong eval would become the `best` of a run, a missed one is still a curve. Who found one decides
-what to write.
+A name says at most one set and one metric: `val/loss`, `eval_acc`, `loss/test`. What is not surely an eval stays a
+plain metric of its row: a wrong eval would become the `best` of a run, a missed one is still a curve. Who found one
+decides what to write.
 
 The surprising thing: of `eval/a/b` the set is `a`, because that is how rung itself names its rows; of `val/a/b` it is
 `val`, of `val_a/b` it is `val_a`. How long an eval took is none of its results: `eval_runtime` is a plain metric.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -194,6 +194,11 @@ def last_row(folder: Path) -> dict[str, Any] | None:
 ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
+def is_step(value: Any) -> bool:
+    """A whole number that arrays can hold; a row without one is broken."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
 def _float(value: Any) -> Any:
     return NON_FINITE.get(value, value) if type(value) is str else value
 
@@ -203,7 +208,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = ROW.decode(line)
     except ValueError:
         return None
-    return {key: _float(value) for key, value in row.items()} if isinstance(row.get("step"), int) else None
+    return {key: _float(value) for key, value in row.items()} if is_step(row.get("step")) else None
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[Any], faults: Faults) -> Iterator[Any]:
@@ -211,7 +216,7 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[Any], faults: Faults) -> 
     for line in read_lines(path):
         try:
             row = decoder.decode(line)
-            if is_dict and not isinstance(row.get("step"), int):
+            if is_dict and not is_step(row.get("step")):
                 raise ValueError
         except ValueError:  # msgspec's errors are ValueErrors, and so is text that is not UTF-8
             faults.broken += 1
@@ -233,7 +238,8 @@ def spans(folder: Path) -> list[tuple[Path, int | None]]:
 
 def _column_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     value = bool | int | float | str | None
-    fields: list[Any] = [("c0", int)] + [(f"c{i}", value, None) for i in range(1, len(names))]
+    step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    fields: list[Any] = [("c0", step)] + [(f"c{i}", value, None) for i in range(1, len(names))]
     rename = {f"c{i}": name for i, name in enumerate(names)}
     return msgspec.json.Decoder(msgspec.defstruct("Columns", fields, rename=rename, gc=False))
 

@@ -22,8 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rung.errors import RunError
-from rung.runs.arrays import read_lists, read_series
+from rung.errors import CheckpointError, RunError
+from rung.runs.arrays import Arrays, read_arrays, read_lists, read_series
 from rung.runs.columns import Progress, summaries
 from rung.runs.files import from_json, read_json, read_lines, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from rung.runs.series import Series
 
 ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
+# Fields of run.json that readers go into. Whoever mended one by hand, or a tool that did, may have left anything there.
+_SHAPES: dict[str, type] = {
+    "id": str, "derived": dict, "best": dict, "ab": dict, "code": dict, "process": dict, "versions": dict,
+    "totals": dict, "imported": dict, "tags": list, "segments": list, "command": list, "last_step": int,
+}  # fmt: skip
 _REF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:/([0-9]+|last|best))?/?")
 
 
@@ -42,6 +47,11 @@ class Run:
     """One run on disk. `document` is its run.json."""
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        for name, shape in _SHAPES.items():
+            value = document.get(name)
+            if not isinstance(value, shape) and (value is not None or name == "id"):
+                what = f"{name} is {type(value).__name__}, not {shape.__name__}"
+                raise RunError(f"{path / 'run.json'} is damaged: {what}; mend or remove it.")
         self.path = path
         self.document = document
         self.id: str = document["id"]
@@ -122,13 +132,17 @@ class Run:
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
         """Everything that happened, in order, also what a resume did again; broken lines are passed over."""
-        for line in read_lines(self.path / "events.ndjson"):
-            try:
-                event = from_json(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
-                yield event
+        file = self.path / "events.ndjson"
+        try:
+            for line in read_lines(file):
+                try:
+                    event = from_json(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
+                    yield event
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}.") from error
 
     def evals(self) -> list[dict[str, Any]]:
         """step, set, loss and further metrics of the evals that count: what a resume did again replaces what had been.
@@ -138,8 +152,9 @@ class Run:
         parts = [part for part in self.document.get("segments") or [] if isinstance(part, dict)]
         starts = [(part.get("number", 0), part.get("first_step")) for part in parts]
         found: dict[tuple[int, str], dict[str, Any]] = {}
+        taken: dict[tuple[int, str], int] = {}  # in which segment
         for event in self.events("eval"):
-            step, segment, results = event.get("step"), event.get("segment", 0), event.get("results")
+            step, segment, results = event.get("step"), event.get("segment") or 0, event.get("results")
             if not isinstance(step, int):
                 continue
             # An eval at t is about state t, from which a resume at t starts: that one still counts.
@@ -147,7 +162,11 @@ class Run:
                 continue
             for name, values in results.items() if isinstance(results, dict) else ():
                 if isinstance(values, dict):
-                    found[step, name] = {"step": step, "set": name, **values}
+                    # A loop may tell of an eval in several calls; one that was done again replaces all of them.
+                    before = found.get((step, name), {}) if taken.get((step, name)) == segment else {}
+                    of = {"step": step, "set": name}
+                    found[step, name] = {**of, **before, **values, **of}
+                    taken[step, name] = segment
         return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
     def metrics(self, names: Sequence[str] | None = None, faults: Faults | None = None) -> dict[str, list[Any]]:
@@ -181,6 +200,11 @@ class Run:
             raise RunError(f"{self.id} recorded no {name}; {nearest(name, known)}")
         return found
 
+    def arrays(self, names: Sequence[str]) -> Arrays:
+        """Several metrics at once, as numpy arrays; an empty column where nobody recorded one."""
+        with self._reading_rows():
+            return read_arrays(self.path / "metrics", names)
+
     def frame(self, names: Sequence[str] | None = None, kind: str | None = None) -> Any:
         """`step` and these metrics as a data frame of "pandas" or "polars"; None: the one that is installed.
 
@@ -197,9 +221,11 @@ class Run:
 
     def pinned(self) -> list[int]:
         """Steps of the checkpoints that are kept for good."""
+        from rung.runs.marks import PINNED, read_mark
+
         try:
-            return [int(word) for word in (self.path / "checkpoints" / "pinned").read_text().split()]
-        except (OSError, ValueError):
+            return read_mark(self.path / "checkpoints", PINNED)
+        except (CheckpointError, OSError):
             return []
 
     def samples(self) -> list[Path]:
@@ -207,15 +233,9 @@ class Run:
 
     def disk_bytes(self) -> int:
         """Bytes of all files below the run, hard links counted once."""
-        seen: dict[tuple[int, int], int] = {}
-        for folder, _, names in os.walk(self.path):
-            for name in names:
-                try:
-                    stat = os.lstat(os.path.join(folder, name))
-                except OSError:
-                    continue
-                seen[stat.st_dev, stat.st_ino] = stat.st_size
-        return sum(seen.values())
+        from rung.runs.house.disk import bytes_below
+
+        return bytes_below(self.path)
 
     @contextlib.contextmanager
     def _reading_rows(self) -> Iterator[None]:
@@ -265,7 +285,7 @@ def list_runs(root: Path, experiment: str | None = None, problems: list[str] | N
         raise _unknown(experiment, root)
     runs: list[Run] = []
     for name in [experiment] if experiment is not None else experiments(root):
-        for number in _numbers(root / name):
+        for number in numbers_in(root / name):
             path = root / name / str(number)
             try:
                 runs.append(Run(path, read_document(path)))
@@ -280,7 +300,7 @@ def list_runs(root: Path, experiment: str | None = None, problems: list[str] | N
 
 def experiments(root: Path) -> list[str]:
     """Folders under `root` with at least one numbered folder."""
-    return [path.name for path in _folders(root) if not path.name.startswith(".") and _numbers(path)]
+    return [path.name for path in _folders(root) if not path.name.startswith(".") and numbers_in(path)]
 
 
 def read_config(path: Path, keep: bool = False) -> dict[str, Any]:
@@ -309,7 +329,8 @@ def _yaml(file: Path) -> dict[str, Any]:
 
     try:
         tree = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError) as error:
+        to_json(tree)  # an alias may lead into itself, and whoever walks the tree would never come back
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
     return tree if isinstance(tree, dict) else {}
 
@@ -334,10 +355,10 @@ def _in_experiment(root: Path, experiment: str, which: str) -> Run:
         moved = now_called(root, f"{experiment}/{int(which)}")
         if moved is not None:
             raise RunError(f"{experiment}/{which} is now {moved}: it was moved.")
-        numbers = _numbers(root / experiment)
+        numbers = numbers_in(root / experiment)
         raise RunError(f"there is no {experiment}/{which}; {experiment} has {_span(numbers)} (rung ls {experiment}).")
     if which == "last":
-        for number in reversed(_numbers(root / experiment)):
+        for number in reversed(numbers_in(root / experiment)):
             path = root / experiment / str(number)
             if (path / "run.json").is_file():
                 return Run(path, read_document(path))
@@ -391,8 +412,9 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-def _numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in _folders(folder) if path.name.isdecimal())
+def numbers_in(folder: Path) -> list[int]:
+    """The numbered folders of an experiment; 007 is not the name of a run."""
+    return sorted({int(path.name) for path in _folders(folder) if path.name.isdecimal()})
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from rung.errors import RunError
-from rung.runs.arrays import read_arrays
 from rung.runs.fields import code_of, leaves, summary_of, verdict_word
 from rung.runs.files import to_json
 from rung.runs.frames import need
@@ -129,7 +128,7 @@ def _metrics(arrow: Any, runs: Sequence[Run], names: Sequence[str], read: Collec
     schema = arrow.schema(fields)
     tables = []
     for run in runs:
-        arrays = read_arrays(run.path / "metrics", [name for name in names if name in read])
+        arrays = run.arrays([name for name in names if name in read])
         num_rows = len(arrays.steps)
         ids = arrow.DictionaryArray.from_arrays(np.zeros(num_rows, np.int32), [run.id]).cast(arrow.string())
         columns = [ids, arrow.array(arrays.steps)]

@@ -79,6 +79,32 @@ def test_check_is_for_scripts(folder: Path) -> None:
     assert ask("ab", "--judge", "case/4..6", "--", "case/1..3")[0] == 0
 
 
+def test_several_variants_are_judged_against_one_control(folder: Path) -> None:
+    arms(folder / "runs", CLOSE)
+    for seed in (1, 2, 3):
+        make(folder / "runs", seed, 1.5 + seed / 900, key=0.3)
+    words = ("case/1..3", "--", "case/4..6", "--", "case/7..9")
+    code, output = ask("ab", "--judge", *words)
+    assert code == 0
+    assert output.count("B\N{MINUS SIGN}A = ") == 2
+    assert "BETTER" in output
+    assert "WORSE" in output
+    assert "noise: sd over seeds" in output
+    found, alone = judged(*words), judged(*words[:3])
+    assert [one["word"] for one in found["variants"]] == ["BETTER", "WORSE"]
+    assert found["variants"][0]["level"] == pytest.approx(alone["level"] / 2)
+    assert found["variants"][0]["low"] < alone["low"]
+    assert ask("ab", "--judge", "--check", *words)[0] == 1
+
+
+def test_the_last_line_says_what_to_do(folder: Path) -> None:
+    arms(folder / "runs", [(1.0, 0.99), (1.01, 1.03), (0.99, 0.97)])
+    make(folder / "runs", 1, 0.5, key=0.2, config={"width": 8})
+    for words in (["case/1..3", "--", "case/4..6"], ["case/1", "--", "case/7"]):
+        assert ask("ab", "--judge", *words)[1].splitlines()[-1].startswith("next ")
+    assert "--allow width" in ask("ab", "--judge", "case/1", "--", "case/7")[1].splitlines()[-1]
+
+
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_forgotten_edit_is_confounded(folder: Path, edit: str) -> None:
     """The one that costs people days: uncommitted, or in a file that git does not know yet."""
@@ -108,6 +134,8 @@ def test_a_forgotten_edit_is_confounded(folder: Path, edit: str) -> None:
         (["ab", "case/1"], "what is the change"),
         (["ab", "case/9", "a=1"], "there is no case/9"),
         (["ab", "--judge", "case/1"], "which runs are to be judged"),
+        (["ab", "--judge", "case/1", "--"], "which runs are to be judged"),
+        (["ab", "--judge", "case/1", "--", "--", "case/1"], "which runs are to be judged"),
         (["ab", "--judge", "case/1", "--", "case/9"], "there is no case/9"),
         (["ab", "--judge", "case/1", "--", "case/1"], "both arms"),
         (["ab", "--judge", "case/3..1", "--", "case/1"], "smaller number first"),
@@ -120,6 +148,12 @@ def test_a_mistake_is_a_sentence(folder: Path, words: list[str], says: str) -> N
     code, output = ask(*words)
     assert (code, says in output) == (2, True), output
     assert len(list_runs(folder / "runs")) == 1
+
+
+def test_a_base_of_a_loop_of_its_own_cannot_be_trained(folder: Path) -> None:
+    make(folder / "runs", recipe="own loop")
+    code, output = ask("ab", "case/1", "lr.learning_rate=1")
+    assert (code, "--judge" in output) == (2, True), output
 
 
 def test_text_of_users_steers_no_terminal(folder: Path) -> None:
@@ -146,7 +180,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny(folder: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The base in a folder of its own; trainings run in this process, which saves the seconds of importing torch."""
-    monkeypatch.setattr(trial, "follow", lambda command, is_quiet: ask(*command[3:])[0])
+    monkeypatch.setattr(trial, "follow", lambda command, *_: ask(*command[3:])[0])
     shutil.copytree(trained, folder / "runs")
     return folder / "runs"
 
@@ -245,6 +279,7 @@ def test_a_training_that_fails_ends_with_a_sentence(folder: Path, rung: Rung) ->
     (folder / "broken").touch()
     done = rung("ab", "fragile/1", "optimizer.beta2=0.8", check=False)
     assert done.returncode == 2
+    assert "no more" in done.stderr  # what the training said last
     assert "the variant with seed 1337 ended with" in done.stderr.splitlines()[-1]
 
 
@@ -262,8 +297,25 @@ def test_ctrl_c_reaches_the_training_and_is_waited_for(monkeypatch: pytest.Monke
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_the_output_of_a_training_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str], is_verbose: bool) -> None:
+    child = "print('step 1'); print('step 2')"
+    assert trial.follow([sys.executable, "-c", child], False, is_verbose) == 0
+    assert capfd.readouterr().out.split() == (["step", "1", "step", "2"] if is_verbose else [])
+
+
+def test_of_a_training_that_fails_the_end_is_shown_without_what_a_terminal_obeys(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    child = "print('\\n' * 99 + 'a\\x1b[2Jb'); raise SystemExit(3)"
+    assert trial.follow([sys.executable, "-c", child], is_quiet=False) == 3
+    said = capfd.readouterr()
+    assert (said.out, said.err.splitlines()[-1]) == ("", "a\\x1b[2Jb")
+    assert len(said.err.splitlines()) <= 30
+
+
 def test_after_ctrl_c_nothing_is_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "follow", lambda command, is_quiet: 130)
+    monkeypatch.setattr(trial, "follow", lambda *_: 130)
     code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8")
     assert code == 130
     assert "the same command goes on" in output

@@ -107,6 +107,23 @@ def test_two_folders_with_a_run_of_one_name(root: Path, say: Say, tmp_path: Path
     assert f"{tmp_path}/other/piano/1  finished" in out
 
 
+def test_every_sentence_says_which_of_two_namesakes_it_means(root: Path, say: Say, tmp_path: Path) -> None:
+    make_run(root)
+    other = make_run(tmp_path / "other", status=None, losses=(float("nan"),), weights=None).path
+    out = " ".join(say("piano/1", str(other)).split())
+    assert f"{other} is " in out
+    assert f"{other} does not say what its weights were" in out
+    assert f"1 of 1 values of {other} are not finite" in out
+    assert json.loads(say("piano/1", str(other), "--json"))["b"]["id"] == "piano/1"
+
+
+def test_another_cut_is_told_with_a_word_on_dropout(root: Path, say: Say) -> None:
+    for batch_size, num_micros in ((16, 1), (8, 2)):
+        cut = {"data__batch_size": batch_size, "optimizer__gradient_accumulation_steps": num_micros}
+        make_run(root, config=changed(CONFIG, **cut))
+    assert "only dropout draws anew" in say("piano/1", "piano/2")
+
+
 def test_what_cannot_be_compared_is_said(root: Path, say: Say) -> None:
     make_run(root, losses=(float("nan"), 3.0))
     make_run(root, every=7, losses=(3.0,), definitions={"eval/val": {**DEFINITIONS["eval/val"], "mask": "other"}})

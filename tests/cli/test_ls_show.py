@@ -221,7 +221,7 @@ def test_text_of_users_moves_no_cursor(many: Path) -> None:
     for out in (ask(ls, many).output, ask(show, many, "text").output):
         assert "\x1b" not in out
         assert "\u202e" not in out
-        assert "\\x1b[31mred" in out
+        assert "␛[31mred" in out
 
 
 def test_show_metrics_notes_verdict_and_pins(many: Path) -> None:
@@ -293,3 +293,18 @@ def test_both_work_where_torch_and_numpy_cannot_be_imported(root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "piano/2" in done.stdout
     assert "0.30000000000000004" in done.stdout
+
+
+def test_show_puts_first_what_one_looks_for(root: Path) -> None:
+    record = Record.create(
+        root, "order", recipe="piano", preset=None, command=[], seed=1, config={}, sources={}, derived={}, data={}
+    )
+    names = ["probe/k", "look/top1", "batch_hash", "lr", "norm", "loss"]
+    record.log(0, dict.fromkeys(names, 2446881234567891))
+    record.event("eval", step=0, results={"\x1b[31m": {"\x1b[32m": 1.0}})
+    record.finish("finished")
+    shown = CliRunner().invoke(show.command, ["order/1", "--runs", str(root)]).output
+    assert "\x1b" not in shown
+    table = [line.split() for line in shown.split("metrics (")[1].splitlines()[2:8]]
+    assert [row[0] for row in table] == ["loss", "norm", "lr", "batch_hash", "look/top1", "probe/k"]
+    assert table[3][1] == "2446881234567891"  # all digits of a whole number

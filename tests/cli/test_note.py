@@ -164,3 +164,20 @@ for i in range(15):
     assert run.document["verdict"]["word"] == "refuted"
     assert run.document["best"]["step"] == step - 1
     assert run.status == "finished"
+
+
+def test_an_option_with_a_space_in_its_value_is_no_text(root: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "my runs")
+    rung("note", "piano/1", "heard it", f"--runs={tmp_path / 'my runs'}")
+    assert texts(tmp_path / "my runs") == ["heard it"]
+    assert texts(root) == []
+
+
+def test_a_name_in_a_record_from_elsewhere_steers_no_terminal(root: Path) -> None:
+    amend(root / "piano/1", id="pia\x1b[31mno")
+    for words in (["note", "piano/1"], ["note", "piano/1", "x"], ["note", "piano/1", "--undo"], ["verdict", "piano/1"],
+                  ["verdict", "piano/1", "supported"], ["diff", "piano/1", "piano/1"]):  # fmt: skip
+        try:
+            assert "\x1b" not in rung(*words).output
+        except UserError as error:  # refused is as good
+            assert "\x1b" not in str(error)  # noqa: PT017

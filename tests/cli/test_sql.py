@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from rung.cli import sql
 from rung.errors import RunError
 from rung.runs import sql as tables
+from rung.runs.query import Run
 from rung.runs.record import Record, amend, append_event
 
 pytest.importorskip("duckdb")
@@ -103,13 +104,13 @@ def test_metrics_keep_nan_and_absence_apart(root: Path) -> None:
 def test_only_what_is_asked_for_is_read(
     query: str, names: list[str], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, read = tables.read_arrays, []
+    real, read = Run.arrays, []
 
-    def read_arrays(folder: Path, wanted: list[str]) -> Any:
+    def arrays(run: Run, wanted: list[str]) -> Any:
         read.append(wanted)
-        return real(folder, wanted)
+        return real(run, wanted)
 
-    monkeypatch.setattr(tables, "read_arrays", read_arrays)
+    monkeypatch.setattr(Run, "arrays", arrays)
     monkeypatch.setitem(tables.TABLES, "events", tables.Table({"run": "VARCHAR"}, lambda run: pytest.fail("read")))
     ask(root, query)
     assert read == [names, names]

@@ -104,3 +104,14 @@ def test_html_of_an_experiment(make: Make, tmp_path: Path) -> None:
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert page.count("<svg") == 1
     assert set(written.drawings) == {"loss.svg"}
+
+
+def test_evals_that_cannot_be_read_cost_no_other_run_its_place(make: Make, tmp_path: Path) -> None:
+    make()
+    damaged = make(parent="piano/1")
+    (damaged.path / "events.ndjson").unlink()
+    (damaged.path / "events.ndjson").mkdir()
+    page = page_of(tmp_path / "runs")
+    assert "![piano: eval loss](loss.svg)" in page
+    assert "Not all of the record can be read" in part_of(page, "RUN 2")
+    assert "finished" in part_of(page, "RUN 1")

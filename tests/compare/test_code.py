@@ -176,7 +176,7 @@ def test_damage_is_a_problem_in_words(make: Make, tmp_path: Path, repo: Path) ->
     c = make(code_root=repo)
     amend(c.path, code={"kind": "git", "commit": "--output=/tmp/x", "tree": "--", "root": str(repo)})
     assert "is no commit" in diff(open_run(c.path, c.path), make(code_root=repo)).problem
-    amend(c.path, code="damaged")
+    amend(c.path, code={"kind": ["damaged"]})
     assert "kept no code" in diff(open_run(c.path, c.path), b).problem
 
 

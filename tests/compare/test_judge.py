@@ -25,7 +25,6 @@ from rung.compare.decide import (
     decide,
     decide_by_floor,
     decide_unpaired,
-    holm,
     more_pairs,
 )
 from rung.compare.gate import Gate
@@ -33,7 +32,8 @@ from rung.compare.judge import Judgement, judge
 from rung.errors import RunError
 from rung.runs.files import from_json, to_json
 from rung.runs.query import Run, open_run
-from tests.compare.arms import arms, curve, make
+from rung.runs.record import amend
+from tests.compare.arms import DEFINITIONS, arms, curve, make
 
 CLOSE = [(1.0, 0.95), (1.01, 0.957), (0.99, 0.941)]  # about 0.05 better, and steadily
 
@@ -150,9 +150,12 @@ def test_a_skewed_spread_bends_the_bootstrap() -> None:
     assert high - mean > 1.5 * (mean - low)
 
 
-def test_holm_is_that_of_the_textbook() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+def test_several_variants_share_the_level() -> None:
+    for n in (3, 4, 5, 12):
+        assert Looks(3, num_variants=4).level(n) == pytest.approx(Looks(3).level(n) / 4)
+    alone, among = decide([1.0, 2.0, 3.0], 0.0), decide([1.0, 2.0, 3.0], 0.0, Looks(num_variants=2))
+    assert among.low < alone.low < alone.high < among.high
+    assert decide_by_floor([-0.1], 0.01, 5, 0.0, Looks(num_variants=9)).low < decide_by_floor([-0.1], 0.01, 5, 0.0).low
 
 
 def test_correlation() -> None:
@@ -250,6 +253,36 @@ def test_higher_is_better_where_the_definition_says_so(root: Path) -> None:
     assert judge(a, b).word == "BETTER"
 
 
+def renamed(run: Run, metric: str) -> Run:
+    """The same run with its loss under another name."""
+    events = run.path / "events.ndjson"
+    events.write_text(events.read_text().replace('"loss"', f'"{metric}"'))
+    return open_run(run.id, run.path.parent.parent)
+
+
+def test_nobody_says_which_side_is_good(root: Path) -> None:
+    """An accuracy that rose by 0.2 was called WORSE."""
+    a = [renamed(make(root, seed, 0.5 + seed / 1000), "accuracy") for seed in (1, 2, 3)]
+    b = [renamed(make(root, seed, 0.7 + seed / 900, key=0.2), "accuracy") for seed in (1, 2, 3)]
+    found = judge(a, b)
+    assert (found.word, found.metric) == ("UNDECIDED", "val/accuracy")
+    assert "--better" in found.what_next
+    assert math.isnan(found.a.best)
+    assert judge(a, b, better="higher").word == "BETTER"
+    assert judge(a, b, better="lower").word == "WORSE"
+    assert judge(a, b, delta=0.5).word == "EQUIVALENT"  # on either side
+
+
+def test_an_error_over_the_rows_larger_than_the_effect_is_told(root: Path) -> None:
+    a, b = arms(root, CLOSE)
+    assert judge(a, b).reasons == []
+    events = b[0].path / "events.ndjson"
+    events.write_text(events.read_text().replace('"loss":', '"loss_se":0.5,"loss":'))
+    found = judge(a, [open_run(b[0].id, root), *b[1:]])
+    assert found.word == "BETTER"
+    assert "standard error of 0.5" in found.reasons[0]
+
+
 # The gate.
 
 
@@ -309,11 +342,116 @@ def test_no_shared_step_and_no_metric_are_incomparable(root: Path) -> None:
     a = [make(root, 1, every=10)]
     assert judge(a, [make(root, 1, key=0.2, losses=[])]).word == "INCOMPARABLE"
     assert judge(a, [make(root, 1, key=0.2)], metric="val/accuracy").word == "INCOMPARABLE"
-    early = [make(root, 1, losses=[3.0])]
+    early = [make(root, 1, every=97, losses=[3.0])]
     late = [make(root, 1, key=0.2, every=99, losses=[2.0])]
     found = judge(early, late)
     assert found.word == "INCOMPARABLE"
     assert "same step" in found.reasons[0]
+
+
+def test_evals_that_stop_in_the_middle_are_no_endpoint(root: Path) -> None:
+    """The mean over the last evals that both have was taken at half of the schedule."""
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, key=0.2, losses=[x - 0.1 - seed / 999 for x in curve(1.0)[:5]]) for seed in (1, 2, 3)]
+    found = judge(a, b)
+    assert found.word == "INCOMPARABLE"
+    assert "step 50 of 100" in found.reasons[0]
+
+
+def test_a_run_that_ended_before_its_budget_is_left_out(root: Path) -> None:
+    """By a budget in time: finished, on the way down a schedule that ends later."""
+    a, b = arms(root, CLOSE)
+    for run in b:
+        amend(run.path, last_step=70)
+    short = [open_run(run.id, root) for run in b]
+    found = judge(a, short)
+    assert (found.word, len(found.left_out)) == ("UNDECIDED", 3)
+    assert "70 of 100 planned steps" in found.left_out[0]
+    assert judge(a, short, allowed=["budget"]).word == "BETTER"
+
+
+def test_runs_of_two_lengths_that_are_allowed_are_taken_at_their_ends(root: Path) -> None:
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.9 + seed / 900, key=0.2, num_steps=200, every=20) for seed in (1, 2, 3)]
+    found = judge(a, b, allowed=["budget"])
+    assert found.word == "BETTER"
+    assert found.effect == pytest.approx(-0.1, abs=1e-3)
+
+
+def test_a_nan_beside_the_last_fifth_is_no_number(root: Path) -> None:
+    """The evals of B are read between two of them, and one of these is NaN."""
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    losses = [3.0, 2.0, 1.5, 1.2, math.nan, 1.0, 0.9]
+    b = [make(root, seed, key=0.2, rows=8, num_steps=50, every=7, losses=losses) for seed in (1, 2, 3)]
+    assert judge(a, b).word == "INCOMPARABLE"
+
+
+def test_a_nan_long_before_the_end_is_told(root: Path) -> None:
+    a, b = arms(root, CLOSE)
+    odd = make(root, 4, key=0.2, losses=[3.0, math.nan, *curve(0.95)[2:]])
+    found = judge([*a, make(root, 4)], [*b, odd])
+    assert any(odd.id in reason and "not finite" in reason for reason in found.reasons)
+
+
+def test_two_recipes_are_more_than_one_change(root: Path) -> None:
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.9 + seed / 900, recipe="other:Other") for seed in (1, 2, 3)]
+    found = judge(a, b)
+    assert found.word == "CONFOUNDED"
+    assert "other:Other" in found.confounders[0]
+    assert judge(a, b, declared="recipe").word == "BETTER"
+
+
+def test_seeds_that_decide_nothing_are_no_replicates(root: Path) -> None:
+    """A script that names its seed and never uses it: what differs between its runs is the rounding of the device."""
+
+    def made(seed: int, end: float, key: float, weights: str, number: int | None) -> Run:
+        run = make(root, seed, end, key, config={"lr": {"learning_rate": key}})
+        (run.path / "init.json").write_bytes(to_json({"head": [[4], weights]}))
+        amend(run.path, seed=number)
+        return open_run(run.id, root)
+
+    def both(weights: str, is_named: bool) -> Judgement:
+        arms = [
+            [
+                made(1, end + number * 1e-6 * end, key, weights.format(number), number if is_named else None)
+                for number in (1, 2, 3)
+            ]
+            for end, key in ((1.0, 0.1), (0.9, 0.2))
+        ]
+        return judge(arms[0], arms[1], allowed=["code", "seed"])
+
+    named = both("one", is_named=True)
+    assert named.word == "CONFOUNDED"
+    assert "the seed decides nothing" in named.confounders[0]
+    silent = both("one", is_named=False)
+    assert (silent.word, silent.num_pairs) == ("UNDECIDED", 1)
+    assert any("count as one" in reason for reason in silent.reasons)
+    assert both("{}", is_named=True).word == "BETTER"
+    assert both("{}", is_named=False).method == "Welch"
+
+
+@pytest.mark.parametrize("seed", [[1], {"a": 1}, True, 1.5])
+def test_a_seed_that_is_none_pairs_nothing(root: Path, seed: Any) -> None:
+    a, b = arms(root, CLOSE[:1])
+    for run in (*a, *b):
+        amend(run.path, seed=seed)
+    found = judge([open_run(a[0].id, root)], [open_run(b[0].id, root)])
+    assert (found.word, found.pairs) == ("UNDECIDED", [])
+    assert "1 run an arm" in found.words()
+
+
+def test_another_definition_of_another_set_does_not_matter(root: Path) -> None:
+    """Only B says what the set "other" counts, and both have evals of it."""
+    more = {**DEFINITIONS, "eval/other": {"rows": 3}}
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.9 + seed / 900, key=0.2, definitions=more) for seed in (1, 2, 3)]
+    for run in (*a, *b):
+        events = run.path / "events.ndjson"
+        events.write_text(events.read_text().replace('"val":{', '"other":{"loss":1.0},"val":{'))
+    a, b = ([open_run(run.id, root) for run in arm] for arm in (a, b))
+    assert judge(a, b, metric="val/loss", allowed=["sick"]).word == "BETTER"
+    assert judge(a, b, metric="other/loss", allowed=["sick"]).word == "CONFOUNDED"
 
 
 @pytest.mark.parametrize("status", ["stopped", "crashed", None])
@@ -339,6 +477,18 @@ def test_a_variant_that_diverged_is_worse_without_an_interval(root: Path, how: s
     assert math.isnan(found.low)
     assert any("diverged" in reason for reason in found.reasons)
     assert judge(b, a).word == "BETTER"
+    assert judge(a[:1], b[:1]).is_provisional
+    broken = [make(root, seed, key=0.2, losses=nan) for seed in (1, 2, 3)]
+    assert not judge(a, broken).is_provisional
+
+
+def test_one_broken_run_of_three_is_no_verdict(root: Path) -> None:
+    """In equal arms of which every third run breaks, one and none are seen in nearly half of all cases."""
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.8 + seed / 900, key=0.2, status="diverged" if seed == 3 else "finished")
+         for seed in (1, 2, 3)]  # fmt: skip
+    assert judge(a, b).word == judge(b, a).word == "UNDECIDED"
+    assert judge(a, b).what_next
 
 
 def test_a_sick_run_gets_no_verdict_unless_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +520,13 @@ def test_nothing_differs_is_an_aa_test(root: Path) -> None:
     assert (found.is_aa, found.factor) == (True, "none")
     assert any("A/A" in reason for reason in found.reasons)
     assert found.word in ("EQUIVALENT", "UNDECIDED")
+
+
+def test_nothing_differs_is_never_better(root: Path) -> None:
+    a = [make(root, seed, 1 + seed / 1000) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.8 + seed / 900) for seed in (1, 2, 3)]
+    assert judge(a, b).word == judge(b, a).word == "UNDECIDED"
+    assert "change something" in judge(a, b).what_next
 
 
 def test_a_run_in_both_arms_is_refused(root: Path) -> None:
@@ -525,6 +682,7 @@ def test_every_kind_of_run_gets_a_word(root: Path) -> None:
         found = judge([a], [b], allowed=["code"])
         assert found.word in ("BETTER", "WORSE", "EQUIVALENT", "UNDECIDED", "CONFOUNDED", "INCOMPARABLE")
         assert found.words()
+        assert bool(found.what_next) == (found.word in ("UNDECIDED", "CONFOUNDED", "INCOMPARABLE"))
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rung.compare import lineage
 from rung.compare.blocks import inline
-from rung.compare.lineage import chain, change_spans, find_parent, settings, short_change, tree_lines
+from rung.compare.lineage import chain, change_spans, find_parent, find_parents, settings, short_change, tree_lines
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import amend
 from tests.compare.made import CONFIG, changed
@@ -191,3 +192,39 @@ def test_an_odd_parent_is_not_followed(make: Make, parent: Any) -> None:
     again = open_run(run.path, run.path.parent.parent)
     assert find_parent(again).parent is None
     assert tree_lines([again])
+
+
+def test_many_runs_whose_parents_are_gone_are_looked_for_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make(losses=(), parent=f"gone/{number}") for number in range(4)]
+    calls: list[Path] = []
+
+    def counting(root: Path, *rest: Any) -> list[Run]:
+        calls.append(root)
+        return list_runs(root, *rest)
+
+    monkeypatch.setattr(lineage, "list_runs", counting)
+    assert len(tree_lines(runs)) == 8
+    assert len(calls) == 1
+
+
+def test_a_tree_reads_no_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    make(parent="piano/1", config=changed(CONFIG, optimizer__grad_clip=0.5))
+    monkeypatch.setattr(Run, "metrics", lambda *_: pytest.fail("rows were read"))
+    lines = tree_lines(list_runs(make(parent="piano/2").path.parent.parent))
+    assert "grad_clip 1.0 → 0.5" in lines[1]
+
+
+def test_a_parent_is_the_run_that_was_listed(make: Make) -> None:
+    """Else its config and its evals are read once for each child."""
+    runs = [make(), make(parent="piano/1"), make(parent="piano/1")]
+    assert [link.parent for link in find_parents(runs)] == [None, runs[0], runs[0]]
+
+
+def test_one_damaged_run_does_not_end_the_tree(make: Make) -> None:
+    first = make()
+    second = make(parent="piano/1")
+    amend(second.path, segments=[{"number": None, "first_step": "x"}], status="\x1b[31m")
+    lines = tree_lines(list_runs(first.path.parent.parent))
+    assert "not compared" in lines[1]
+    assert not any("\x1b" in line for line in lines)

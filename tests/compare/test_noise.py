@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.compare.noise import PULL, floor_for, groups, pooled
-from rung.runs.query import list_runs
+from rung.runs.files import to_json
+from rung.runs.query import list_runs, open_run
+from rung.runs.record import amend
 from tests.compare.arms import make
 
 ENDS = (1.0, 1.02, 0.97, 1.01)
@@ -59,6 +61,15 @@ def test_unfinished_and_broken_runs_are_left_out(root: Path) -> None:
     assert floor.num_runs == 4
     make(root, 9, losses=[math.nan] * 10)  # of the same config: then its spread is not known
     assert floor_for(runs[0], "val/loss") is None
+
+
+def test_seeds_that_decide_nothing_are_no_floor(root: Path) -> None:
+    """Three seeds, one random state: their spread is the rounding of the device, and anything would exceed it."""
+    runs = [make(root, 1, 1 + seed * 1e-6) for seed in (1, 2, 3)]
+    for seed, run in enumerate(runs):
+        amend(run.path, seed=seed)
+        (run.path / "init.json").write_bytes(to_json({"head": [[4], "one"]}))
+    assert floor_for(open_run(runs[0].id, root), "val/loss") is None
 
 
 def test_related_configs_help_and_others_do_not(root: Path) -> None:

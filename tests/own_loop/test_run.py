@@ -329,6 +329,119 @@ def test_data_is_known_to_the_byte(start: Start) -> None:
     assert "wrong" not in data
 
 
+def test_an_eval_told_in_two_calls_is_one(start: Start) -> None:
+    run = start()
+    run.log({"loss": 1.0})
+    run.log({"val/loss": 2.0, "val/time": 3.0})
+    run.log({"val/acc": 0.5})
+    run.log({"eval_runtime": 7.0})  # no row of training either
+    run.log({"loss": 0.5})
+    found = ended(run)
+    assert found.evals() == [{"step": 1, "set": "val", "loss": 2.0, "acc": 0.5}]
+    columns = found.metrics(["loss", "val/time", "eval_runtime"])
+    assert [(s, v) for s, v in zip(columns["step"], columns["loss"]) if v is not None] == [(0, 1.0), (1, 0.5)]
+    assert [v for v in columns["val/time"] + columns["eval_runtime"] if v is not None] == [3.0, 7.0]
+
+
+def test_only_evals_have_a_last_step_too(start: Start) -> None:
+    run = start()
+    run.log({"val/loss": 1.0}, step=30)
+    assert ended(run).step == 30
+
+
+def test_a_step_between_two_whole_numbers_is_told(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start()
+    epochs: list[Any] = [0.1, 0.2]
+    for epoch in epochs:
+        run.log({"loss": epoch}, step=epoch)
+    assert ended(run).metrics(["loss"])["step"] == [0, 1]
+    assert capsys.readouterr().err.count("is not a whole number") == 1
+
+
+def test_nothing_that_is_passed_raises(start: Start) -> None:
+    run = start()
+    itself: dict[str, Any] = {}
+    itself["itself"] = itself
+    for value in (torch.tensor(1j), torch.empty(1, device="meta"), itself, object()):
+        run.log({"odd": value})
+    run.log()  # type: ignore[call-arg]
+    run.log({"\udcff": 1.0})
+    run.targets("many")  # type: ignore[arg-type]
+    run.define_metric("x", better=["lower"])  # type: ignore[arg-type]
+    run.watch(torch.nn.Linear(1, 1), every="all")  # type: ignore[arg-type]
+    run.watch(torch.nn.LazyLinear(1))
+    run.summary["itself"] = itself
+    found = ended(run)
+    assert found.status == "finished"
+    assert "\\udcff" in found.names()
+
+
+def test_a_device_that_failed_does_not_hide_how_the_run_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rung.own_loop.arriving import Arriving
+
+    def fail(self: Arriving, wait: bool = False) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    run = start()
+    run.log({"loss": 1.0})
+    monkeypatch.setattr(Arriving, "read", fail)
+    run.finish("crashed", "RuntimeError: illegal memory access")
+    assert run.path is not None
+    found = open_run(str(run.path), Path("runs"))
+    assert (found.status, found.document["reason"]) == ("crashed", "RuntimeError: illegal memory access")
+
+
+def test_a_run_that_ended_stays_ended(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start()
+    run.finish()
+    for _ in range(2):
+        run.log({"loss": 1.0})
+    assert (run.status, rung.run) == ("finished", None)
+    assert capsys.readouterr().err.count("is not kept") == 1
+
+
+def test_names_cannot_command_the_terminal(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start()
+    run.log({"eval/\x1b[31mred/loss": 1.0})
+    run.finish()
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_script_for_wandb_runs_to_its_end(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    wandb: Any = rung
+    wandb.login(key="x")
+    start("theirs", config={"lr": 0.1}, settings=wandb.Settings(silent=True))
+    wandb.config = {"width": 8}
+    wandb.run.name = "a title"
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=wandb.config.lr)
+    wandb.watch(model, torch.nn.MSELoss(), log="all", log_freq=10)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        wandb.log({"loss": 1.0, "picture": wandb.Image(np.zeros((2, 2)), caption="x"), "plot": wandb.plot.bar([1])})
+    table = wandb.Table(columns=["a"])
+    table.add_data(1)
+    artifact = wandb.Artifact("model", type="model")
+    with artifact.new_file("x"):
+        pass
+    wandb.log_artifact(artifact).wait()
+    wandb.run.log_code(".")
+    assert isinstance(wandb.Image(1), wandb.Image)
+    assert not isinstance(1.0, wandb.Image)
+    (Path(wandb.run.dir) / "model.pt").write_bytes(b"weights")
+    run = wandb.run
+    wandb.finish(exit_code=1, quiet=True)
+    found = open_run(str(run.path), Path("runs"))
+    assert (found.status, found.config()["width"], found.document["tags"]) == ("crashed", 8, ["a title"])
+    assert found.metrics(["norm"])["norm"] == pytest.approx([2**0.5] * 2)
+    said = capsys.readouterr().err
+    assert said.count("rung has no Image") == said.count("rung has no Artifact") == said.count("'picture' is") == 1
+    with pytest.raises(AttributeError, match="agent"):  # would decide what is run
+        _ = wandb.agent
+
+
 ENDS = {
     "fine": ("", 0, "finished", None),
     "raises": ("raise ValueError('broken')", 1, "crashed", "ValueError: broken"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rung
 from rung.own_loop.run import OwnRun
+from rung.own_loop.watch import Purse
 from rung.runs.tables import read_tables
 from tests.own_loop.test_run import ended
 
@@ -66,6 +67,13 @@ def test_norms_are_those_of_an_independent_measurement(start: Start, is_named: b
     for table in tables:
         for column, truth in (("grad", norms), ("weight", weights), ("update", updates)):
             assert table[column] == pytest.approx(truth[table["step"]], rel=1e-4, abs=1e-7), column
+
+
+def test_all_of_the_time_pays_for_all_norms() -> None:
+    for share, is_affordable in ((1.0, True), (0.003, False)):
+        purse = Purse(share)
+        purse.spent(begun=-1e9)  # far more than can have been earned
+        assert purse.is_affordable() is is_affordable
 
 
 def test_the_start_is_known_and_the_optimizer_described(start: Start) -> None:

@@ -116,3 +116,37 @@ def test_a_broken_event_line_is_passed_over(start: Start, tmp_path: Path) -> Non
     Record.reopen(record.path, command=[]).event("note", text="two")
     run = Run(record.path, query.read_document(record.path))
     assert [event.get("text") for event in run.events("note")] == ["one", "two"]
+
+
+@pytest.mark.parametrize("field", ["id", "derived", "best", "code", "tags", "segments", "last_step"])
+def test_a_field_of_another_shape_is_a_damaged_run_and_no_traceback(root: Path, field: str) -> None:
+    amend(root / "piano/1", **{field: 1.5})
+    with pytest.raises(RunError, match=f"damaged: {field} is float"):
+        open_run("piano/1", root)
+    problems: list[str] = []
+    assert len(list_runs(root, "piano", problems)) == 3
+    assert len(problems) == 1
+
+
+def test_an_eval_of_several_events_is_one_and_a_resume_replaces_it(start: Start) -> None:
+    record = start()
+    record.log(0, {"loss": 1.0})
+    record.event("eval", step=1, results={"val": {"loss": 2.0, "set": 5.0, "step": 9.0}})
+    record.event("eval", step=1, results={"val": {"acc": 0.5}})
+    assert query.open_run(record.path, Path()).evals() == [{"step": 1, "set": "val", "loss": 2.0, "acc": 0.5}]
+    record.rewind()
+    record.log(1, {"loss": 1.0})
+    record.event("eval", step=1, results={"val": {"acc": 0.7}})
+    assert query.open_run(record.path, Path()).evals() == [{"step": 1, "set": "val", "acc": 0.7}]
+    record.finish("finished")
+
+
+def test_a_step_that_no_array_can_hold_is_a_broken_row(start: Start) -> None:
+    record = start()
+    record.log(0, {"loss": 1.0})
+    record.finish("finished")
+    with (record.path / "metrics" / "000.ndjson").open("a") as file:
+        file.write('{"step": 1' + "0" * 30 + ', "loss": 2.0}\n{"step": true, "loss": 3.0}\n')
+    run = open_run(record.path, Path())
+    assert run.metrics(["loss"])["loss"] == run.metrics()["loss"] == [1.0]
+    assert run.series("loss").values.tolist() == [1.0]

@@ -29,10 +29,10 @@ from rung.runs.files import locked, refused
 from rung.runs.house.disk import freed_bytes, newest
 from rung.runs.house.journal import refuse_unfinished
 from rung.runs.house.needs import Beginning, beginning, is_inside, manifests_below
-from rung.runs.house.places import Place, Standing, everyone, numbers_in, readable
+from rung.runs.house.places import Place, Standing, everyone, readable
 from rung.runs.house.refs import Ref, Repositories, refs_of
 from rung.runs.house.trash import GONE, RUN, TRASH, entries, removed
-from rung.runs.query import experiments
+from rung.runs.query import experiments, numbers_in
 
 KINDS = ("trash", "starts", "parts", "aside", "copies")
 DAY_S = 86_400.0

@@ -28,7 +28,6 @@ from rung.runs.house.places import (
     edit,
     everyone,
     former_ids,
-    numbers_in,
     places_of,
     raise_counter,
     readable,
@@ -37,7 +36,7 @@ from rung.runs.house.places import (
 )
 from rung.runs.house.refs import Ref, Repositories, refs_of, with_new_names
 from rung.runs.house.trash import removed
-from rung.runs.query import open_run
+from rung.runs.query import numbers_in, open_run
 from rung.runs.record import COUNTER, check_name
 
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")

@@ -9,7 +9,6 @@ The surprising thing: the answer to "does it run?" is asked again under the run'
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from rung.errors import RunError
 from rung.files import write_whole
 from rung.runs.files import locked, read_json, refused, write_json
 from rung.runs.process import Liveness, liveness
-from rung.runs.query import experiments, open_run
+from rung.runs.query import experiments, numbers_in, open_run
 from rung.runs.record import COUNTER, check_name, heartbeat_of, read_document
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+")  # what a file says must not lead out of the runs folder
@@ -98,14 +97,6 @@ def places_of(root: Path, experiment: str) -> list[Place]:
     """The runs of an experiment by number, readable or not; a folder without run.json is none."""
     numbers = [n for n in numbers_in(root / experiment) if (root / experiment / str(n) / "run.json").exists()]
     return [Place(root, experiment, number) for number in numbers]
-
-
-def numbers_in(folder: Path) -> list[int]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted({int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir()})
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def standing(place: Place) -> Standing:
