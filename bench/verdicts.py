@@ -163,8 +163,8 @@ def main() -> None:
         )
     floors = ", ".join(f"{by_floor(noise, k, num_sets):.2%} of {k} runs" for k in (3, 5, 8))
     print(f"one pair against a noise floor: false alarms {floors}")
-    hits = [found["planned, 5 pairs"][1], found["unplanned, 5 pairs"][1]]
-    print(verdict("verdicts-found", [min(hits)], LEAST_FOUND))
+    least = [found["planned, 5 pairs"][1], found["unplanned, 5 pairs"][1]]
+    print(verdict("verdicts-found", [min(least)], LEAST_FOUND))
     print(verdict("verdicts-false", [max(false for false, _ in found.values())], MOST_FALSE, is_least=False))
 
 
