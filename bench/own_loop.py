@@ -1,6 +1,6 @@
 """What the lab book costs in a loop of one's own: a plain PyTorch loop / the same with rung.init, watch and log.
 
-    python -m bench.own_loop [--quick] [--threads N]
+    python -m bench.own_loop [--quick] [--threads N] [--device cuda --width 512 --rows 192]
 
 Both train the same small transformer with AdamW at about 10 ms a step. With rung, each step logs its loss and its
 targets, and the optimizer is watched as by default. The two take 20 steps each, in turns, and change who begins; a
@@ -26,16 +26,16 @@ from bench.throughput import Spent, now, since
 from rung.own_loop.run import OwnRun
 
 BAR = 0.99
-VOCAB, LENGTH, WIDTH = 96, 64, 64
+VOCAB, LENGTH = 96, 64
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.tokens, self.places = nn.Embedding(VOCAB, width), nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, VOCAB)
+        self.head = nn.Linear(width, VOCAB)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -47,12 +47,12 @@ class Model(nn.Module):
 class Party:
     """One loop; what it does besides training is said by its name."""
 
-    def __init__(self, name: str, runs: Path, rows: int) -> None:
+    def __init__(self, name: str, runs: Path, rows: int, width: int, device: str) -> None:
         torch.manual_seed(0)
         self.name, self.run = name, None
-        self.model = Model()
+        self.model = Model(width).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.batches = torch.randint(VOCAB, (8, rows, LENGTH + 1))
+        self.batches = torch.randint(VOCAB, (8, rows, LENGTH + 1), device=device)
         self.num_steps = 0
         if name != "plain":
             self.run: OwnRun | None = rung.init(name, config={"lr": 1e-3}, runs=runs, code=False)
@@ -69,6 +69,8 @@ class Party:
             if self.run is not None:
                 self.run.log({"loss": loss, "targets": batch[:, 1:].numel()})
             self.num_steps += 1
+        if self.batches.is_cuda:
+            torch.cuda.synchronize()
         return since(begun, count)
 
 
@@ -78,13 +80,16 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="also what each call takes")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--rounds", type=int, default=8, help="figures of 100 steps")
-    parser.add_argument("--rows", type=int, default=8, help="rows a step")
+    parser.add_argument("--rows", type=int, default=4, help="rows a step")
+    parser.add_argument("--width", type=int, default=64, help="channels of the model")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     chunk, per_round, rounds, first = (2, 1, 2, 2) if args.quick else (20, 5, args.rounds, 40)
     print(facts("torch", threads=args.threads, steps=f"{rounds} x {chunk * per_round} steps"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        parties = [Party(name, Path(folder), 2 if args.quick else args.rows) for name in ("plain", "rung")]
+        rows = 2 if args.quick else args.rows
+        parties = [Party(name, Path(folder), rows, args.width, args.device) for name in ("plain", "rung")]
         spent = compete(parties, chunk, per_round, rounds, first)
         if args.parts:
             where(parties[1], 20 * chunk)

@@ -100,7 +100,7 @@ class OwnRun:
             return
         if unknown:
             self.tell(f"log({', '.join(unknown)}=) is not known, and ignored")
-        if not isinstance(data, Mapping):
+        if type(data) is not dict and not isinstance(data, Mapping):
             self.tell(f"log() takes a dict of names and numbers, not {type(data).__name__}; it was left out")
             return
         if self._held or not commit:
@@ -152,7 +152,7 @@ class OwnRun:
         self.keep("data.json", self._data)
 
     @quietly
-    def watch(self, model: Any, optimizer: Any = None, every: int = 20, share: float = 0.003, **unknown: Any) -> None:
+    def watch(self, model: Any, optimizer: Any = None, every: int = 20, share: float = 0.002, **unknown: Any) -> None:
         """Measures each update of `optimizer`, or of whichever steps the model: norm of the gradients and lr, and norms
         per tensor in the first ones and then at every `every`-th; fewer norms where they would take more than `share`
         of the time, as with fast steps on a CPU (1: all of them)."""

@@ -13,7 +13,7 @@ that is given a closure gets them in the middle of its step, so then they are lo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,16 +53,15 @@ class Purse:
     """May spend half of a share of the time that passes, as one of two; with a share of 1 whatever it likes."""
 
     def __init__(self, share: float) -> None:
-        self._share, self._left_s, self._seen = share, 0.0, time.perf_counter()
+        self._rate, self._next_s = (max(share, 1e-9) / 2 if share < 1 else float("inf")), 0.0
 
     def spent(self, begun: float) -> None:
-        self._left_s -= time.perf_counter() - begun
+        now = time.perf_counter()
+        self._next_s = max(now, self._next_s) + (now - begun) / self._rate
 
     def is_affordable(self) -> bool:
         """Whether what was spent so far has been earned; nothing is saved up."""
-        now = time.perf_counter()
-        self._left_s, self._seen = min(0.0, self._left_s + self._share / 2 * (now - self._seen)), now
-        return self._left_s >= 0.0 or self._share >= 1
+        return time.perf_counter() >= self._next_s
 
 
 class Watch:
@@ -126,8 +125,8 @@ class Watch:
     def _adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
             self._optimizers.append(optimizer)
-            self._handles.append(optimizer.register_step_pre_hook(lambda *of: self._safely(self._before, *of)))
-            self._handles.append(optimizer.register_step_post_hook(lambda *of: self._safely(self._after, *of)))
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
         described = _described(self._optimizers)
         self._run.add_config({f"optimizer.{key}": (value, _KEPT[key]) for key, value in described.items()})
         seed = torch_seed()
@@ -147,17 +146,26 @@ class Watch:
                 for optimizer in self._optimizers
             }
 
-    def _safely(self, act: Callable[..., None], *call: Any) -> None:
-        """A hook that raises would end somebody's training."""
+    def _before_step(self, *call: Any) -> None:
         try:
-            act(*call)
+            self._before(*call)
         except Exception as error:
-            self.remove()
-            self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
+            self._give_up(error)
+
+    def _after_step(self, *call: Any) -> None:
+        try:
+            self._after(*call)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A hook that raises would end somebody's training."""
+        self.remove()
+        self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Most updates of a fast loop come by here and only have their rate noted: what is not wanted is not asked."""
         if optimizer is self._optimizers[0]:
-            self._notice_parameters()
             number = self._run.num_updates
             self._norms, is_first = [], number < FIRST
             if number == FIRST:  # what was spent on the first ones is forgiven
@@ -165,17 +173,19 @@ class Watch:
             is_due = self._every > 0 and (number % self._every == 0 or (is_first and number < self._every))
             self._measures = is_due and (is_first or self._table.is_affordable())
             self._wants_norm = self._measures or is_first or not self._is_host or self._norm.is_affordable()
+            if self._wants_norm:
+                self._notice_parameters()
             if self._measures and self._layers is not None and self._trained is not None:
                 begun = time.perf_counter()
                 self._layers.begin([self._trained], None)
                 self._table.spent(begun)
-        if not _has_closure(args, kwargs):
+        if self._wants_norm and not _has_closure(args, kwargs):
             self._take_norms(optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _has_closure(args, kwargs):
+        if self._wants_norm and _has_closure(args, kwargs):
             self._take_norms(optimizer)
-        if optimizer is not self._optimizers[-1] or self._trained is None:
+        if optimizer is not self._optimizers[-1]:
             return
         lr = self._optimizers[0].param_groups[0]["lr"]
         update = Update({"lr": lr if type(lr) is float else float(lr) if not is_away(lr) else lr.clone()})
@@ -190,8 +200,6 @@ class Watch:
         self._run.update_taken(update)
 
     def _take_norms(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._wants_norm:
-            return
         begun = time.perf_counter()
         gradients = [g for p in self._parameters[id(optimizer)] if (g := p.grad) is not None]
         scale = getattr(optimizer, "grad_scale", None)  # a GradScaler leaves it to a fused optimizer to unscale
