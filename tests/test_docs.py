@@ -224,4 +224,4 @@ def test_examples_name_keys_that_exist() -> None:
     groups = "|".join({section for schema in schemas for section in schema.sections})
     for page in PAGES:
         for word in re.findall(rf"`((?:{groups})\.[a-z_0-9.]+)[`=]", page.read_text("utf-8")):
-            assert word in known or word.endswith((".py", ".json", ".pt")), f"{page.name} names {word}"
+            assert word in known or word.endswith((".py", ".json", ".pt", ".svg")), f"{page.name} names {word}"

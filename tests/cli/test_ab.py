@@ -310,7 +310,7 @@ def test_of_a_training_that_fails_the_end_is_shown_without_what_a_terminal_obeys
     child = "print('\\n' * 99 + 'a\\x1b[2Jb'); raise SystemExit(3)"
     assert trial.follow([sys.executable, "-c", child], is_quiet=False) == 3
     said = capfd.readouterr()
-    assert (said.out, said.err.splitlines()[-1]) == ("", "a\\x1b[2Jb")
+    assert (said.out, said.err.splitlines()[-1]) == ("", "a␛[2Jb")
     assert len(said.err.splitlines()) <= 30
 
 
