@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rung.runs.house.refs import refs_of
 from rung.runs.house.trash import removed
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import Record
+from tests.runs.house.made import git, refs
 
 from .lives import Lives, is_one_sentence
 
@@ -25,17 +25,6 @@ KILLED = -signal.SIGKILL
 MOVING = ["runs/house/moving.py", "runs/house/journal.py", "runs/house/refs.py", "files.py"]
 REMOVING = ["runs/house/trash.py", "runs/house/clearing.py", "files.py"]
 NUM_MOMENTS = int(os.environ.get("RUNG_KILLS", "12"))  # of each verb, spread evenly; more take half a second each
-
-
-def git(folder: Path, *args: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    words = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false", *args]
-    return subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout
-
-
-def refs(repo: Path) -> dict[str, str]:
-    lines = git(repo, "for-each-ref", "--format=%(refname) %(objectname)", "refs/rung").splitlines()
-    return dict(line.split() for line in lines)
 
 
 @pytest.fixture(scope="module")
