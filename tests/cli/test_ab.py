@@ -20,7 +20,8 @@ from rung.cli import cli, trial
 from rung.runs.query import list_runs, open_run
 from rung.runs.record import amend
 from tests.compare.arms import arms, make
-from tests.compare.test_judge import CLOSE, EDITS, git
+from tests.compare.test_gate import EDITS, git
+from tests.compare.test_judge import CLOSE
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
