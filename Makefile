@@ -1,6 +1,7 @@
 # make run   a small piano GPT, trained here and now
 # make test  everything that must hold
 # make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
+# make test-slurm  sweeps on a real SLURM: Debian's daemons, started for the test; needs root
 # make bench ratios against peers, measured side by side
 # make page  the web pages alone
 
@@ -11,17 +12,20 @@ INSTALLED := $(VENV)/.installed
 PAGE := rung/web/static/sources.sha256
 PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f -print)
 
-.PHONY: run test test-doctor lint bench page clean
+.PHONY: run test test-doctor test-slurm lint bench page clean
 
 run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
 test: $(INSTALLED) $(PAGE) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm"
 
 test-doctor: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m doctor tests/cases
+
+test-slurm: $(INSTALLED)
+	$(BIN)/python -m pytest -m slurm tests/sweep
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check rung tests bench examples

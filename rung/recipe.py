@@ -206,6 +206,7 @@ class Stream:
     targets_per_row: float = 1.0  # targets in a row, on average over the epoch; turns budgets in tokens into steps
     baselines: Mapping[str, float] = {}  # losses of trivial models on this very set, to print beside ours
     about: Mapping[str, Any] = {}  # source, split, tokenizer, ...: what a person calls the parts of the fingerprint
+    groups: Sequence[str] = ()  # what rows are told apart by: components of a mixture, composers, maps
 
     def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
         """The rows at [position, position + num_rows): here, each row once per epoch in a seeded order."""
@@ -216,6 +217,14 @@ class Stream:
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         """The named arrays of these rows. Every random choice goes through `draw`."""
         raise NotImplementedError
+
+    def group_of(self, ids: np.ndarray) -> np.ndarray:
+        """The number in `groups` of each of these rows; -1 where it has none."""
+        return np.full(len(ids), -1)
+
+    def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
+        """Where each of these rows comes from, in words of the data: document, offset. Listed beside an eval."""
+        return [{"row": int(number)} for number in ids]
 
 
 class Recipe:
@@ -243,6 +252,18 @@ class Recipe:
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
         """Further metrics of the field on an eval batch, as sums and counts. An eval draws at step -1, always."""
         return {}
+
+    def held_out(self, split: str) -> Mapping[str, Stream]:
+        """Eval sets of a split that training never looks at, `test` above all; for `rung eval --split`."""
+        raise UserError(f"{type(self).__name__} has no split {split!r} to evaluate on")
+
+    def target_losses(self, model: nn.Module, batch: Batch, draw: Draw) -> tuple[Tensor, Tensor]:
+        """The loss of each target and its weight, both (rows, positions): the terms of the one loss, not yet summed."""
+        raise UserError(f"{type(self).__name__} does not tell the loss of single targets")
+
+    def foreign(self, folder: Path) -> nn.Module:
+        """A model that others have trained, from a Hugging Face folder, as `target_losses` and the loss take it."""
+        raise UserError(f"{type(self).__name__} cannot use the model in {folder}")
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
         """Artifacts a person wants to see or hear. Must change nothing; the model is in eval mode, no gradients."""

@@ -27,6 +27,7 @@ VERBS = {
     "show": "Show one run: what it was, what happened, what to look at.",
     "diff": "Say what differs between two runs, and whether that was one change.",
     "ab": "Try one change with paired seeds, or judge runs that exist.",
+    "sweep": "Train every point of a grid, a list or a search, here or on a cluster.",
     "note": "Write a dated note beside a run.",
     "verdict": "Say what became of a run's hypothesis.",
     "report": "Write the page of a run, or of an experiment.",
@@ -43,6 +44,8 @@ VERBS = {
     "rm": "Put runs into the trash, or take them out again.",
     "gc": "Empty the trash, and clear what no run needs.",
     "du": "Say how much disk each run takes.",
+    "push": "Send data, runs and checkpoints to object storage.",
+    "pull": "Bring data, runs and checkpoints from object storage.",
     "config": "Print the keys of a recipe with their values, sources and meaning.",
     "recipes": "List the recipes and their presets.",
 }
