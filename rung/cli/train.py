@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Entry:
     tags: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
     before: dict[str, Any] | None = None  # the parent's config
+    sweep: dict[str, Any] | None = None  # its name, the run's point in it, and what the points differ in
 
 
 @click.command(short_help="Train a recipe.")
@@ -55,6 +57,7 @@ class Entry:
 @click.option(
     "--check/--no-check", "checks", default=True, help="Look for mistakes before step 0, as `rung check` does."
 )
+@click.option("--sweep", "point", hidden=True, help="NAME:KEY, the point of a sweep that this run is.")
 @mirror_option
 @runs_option
 def command(
@@ -66,6 +69,7 @@ def command(
     experiment: str | None,
     tags: tuple[str, ...],
     checks: bool,
+    point: str | None,
     mirrors: tuple[str, ...],
     runs_root: Path,
 ) -> None:
@@ -98,7 +102,8 @@ def command(
     if recipe is None:
         raise UserError("which recipe? (`rung recipes` lists them), or --from RUN")
     resolved = resolve(recipe, words, files, base)
-    entry = Entry(experiment or short_name(recipe), parent, why, tags, mirrors, before)
+    sweep = None if point is None else of_sweep(point, runs_root)
+    entry = Entry(experiment or short_name(recipe), parent, why, tags, mirrors, before, sweep)
     train(recipe, resolved, runs_root, entry, checks)
 
 
@@ -111,9 +116,9 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     is_training = not resolved.config.values["eval_only"]
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
     if setup.cfg.eval_only:
-        from rung.cli.eval import print_results
+        from rung.cli.eval import baselines_of, print_results
 
-        print_results(setup.evaluator.run(setup.state.model), setup.data, as_json=True)
+        print_results(setup.evaluator.run(setup.state.model), baselines_of(setup.streams), as_json=True)
         return
     looked = check_before(setup, recipe) if checks else []
     record = None
@@ -135,6 +140,7 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
             why=entry.why,
             tags=entry.tags,
             code_root=Path.cwd(),
+            sweep=entry.sweep,
         )
     if record is None:
         follow(setup, None, "")
@@ -144,6 +150,17 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     words = header(record.id, resolved, setup, entry)
     mirrors = open_mirrors(record, entry.mirrors)
     follow(setup, record, "\n  ".join([words, *_told(looked), *(mirror.words() for mirror in mirrors)]), mirrors)
+
+
+def of_sweep(point: str, runs_root: Path) -> dict[str, Any]:
+    """What run.json says of the point of a sweep: `point` is NAME:KEY."""
+    name, _, key = point.rpartition(":")
+    file = runs_root / ".sweeps" / name / "sweep.json"
+    try:
+        points = {one["key"]: one for one in json.loads(file.read_text("utf-8"))["points"]}
+        return {"name": name, "point": key, "varies": points[key]["varies"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{file} knows no point {key} of a sweep {name}; start it with `rung sweep`") from None
 
 
 def require_mirrors(kinds: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ predicted exactly once per epoch. The last window of a record is filled up with 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rung.data.store import Store
@@ -17,8 +19,14 @@ from rung.recipe import Arrays, Draw, Stream
 class Windows(Stream):
     """Rows {"tokens": (rows, context + 1)} in the type of the store; cast them on the device."""
 
-    def __init__(self, store: Store, split: str, context: int, pad: int = 0, array: str = "tokens") -> None:
+    def __init__(
+        self, store: Store, split: str, context: int, pad: int = 0, array: str = "tokens", group: str | None = None
+    ) -> None:
+        """`group` names a field of the records that rows are told apart by, such as the composer."""
         records = store.split(split)
+        self._store, self._records = store, records
+        self._named = [str(store.index[number].get(group) or "") for number in records] if group else []
+        self.groups = sorted({name for name in self._named if name})
         predictions = np.maximum(store.lengths[records] - 1, 0)
         windows = -(-predictions // context)
         self.num_rows = int(windows.sum())
@@ -36,8 +44,26 @@ class Windows(Stream):
         self._ids = ids
         self._view = np.lib.stride_tricks.sliding_window_view(ids, context + 1)
 
+    def group_of(self, ids: np.ndarray) -> np.ndarray:
+        if not self.groups:
+            return super().group_of(ids)
+        number_of = {name: number for number, name in enumerate(self.groups)}
+        by_record = np.array([number_of.get(name, -1) for name in self._named])
+        return by_record[self._record_of(ids)]
+
+    def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
+        rows = []
+        for number, record in zip(ids.tolist(), self._record_of(ids).tolist()):
+            known = self._store.index[int(self._records[record])]
+            offset = (number - int(self._first_row[record])) * self.context
+            rows.append({"row": number, "source": known.get("source"), "start": known["start"], "offset": offset})
+        return rows
+
+    def _record_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._first_row.searchsorted(ids, side="right") - 1
+
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
-        record = self._first_row.searchsorted(ids, side="right") - 1
+        record = self._record_of(ids)
         start = ids * self.context + self._shift[record]
         length = self._ends[record] - start  # of what is left of the record, often more than a row
         is_short = length <= self.context

@@ -89,6 +89,11 @@ class Checkpoint:
         2, "How many of those to keep; the best, the last and pinned ones are always kept; 0 keeps all.", low=0
     )
     best: bool = key(True, "Save whenever the first eval set has a new lowest loss.")
+    initial: bool = key(False, "Also save before the first step, and keep that for good.")
+    geometric: float = key(
+        0.0, "Keep a save for good each time the eval loss falls below this share of that at the last such; 0 = never.",
+        low=0, high=1,
+    )  # fmt: skip
 
 
 @dataclass
@@ -137,6 +142,7 @@ class Engine:
     lr: Lr = section(Lr, "The learning rate, a function of the step over the declared horizon.")
     eval_interval: Budget = key("250", "Distance between evals: steps, tokens, epochs or time; 0 = only at the end.")
     eval_iters: int = key(0, "Batches per eval, spread evenly over the fixed set; 0 = the whole set.", low=0)
+    eval_patience: int = key(0, "Evals without a new lowest loss after which the run ends; 0 = never.", low=0)
     eval_only: bool = key(False, "Evaluate init_from on every eval set, print the result as JSON, train nothing.")
     sample_interval: Budget = key("0", "Distance between samples during training; 0 = only at the end.")
     checkpoint: Checkpoint = section(Checkpoint, "Saves.")

@@ -67,10 +67,11 @@ class Evaluator:
         self._batch_size, self._eval_iters, self._seed = batch_size, eval_iters, seed
         self.streams = {name: stream for name, stream in streams.items() if name != "train"}
 
-    def run(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """{set: {"loss": .., part: .., "targets": ..}}, sets in the recipe's order."""
+    def run(self, model: nn.Module, streams: Mapping[str, Stream] | None = None) -> dict[str, dict[str, float]]:
+        """{set: {"loss": .., part: .., "targets": ..}}, sets in the recipe's order; `streams` in place of its own."""
         with eval_mode(model):
-            return {name: self._one(model, stream) for name, stream in self.streams.items()}
+            chosen = self.streams if streams is None else streams
+            return {name: self._one(model, stream) for name, stream in chosen.items()}
 
     def rows(self, stream: Stream) -> np.ndarray:
         """The fixed rows of this set: all, or `eval_iters` batches spread evenly over it."""

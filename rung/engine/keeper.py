@@ -80,9 +80,16 @@ class Keeper:
         self._first_step, self._watched = setup.state.progress.step, (setup.state.progress.step, time.monotonic())
         self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
         self._reported_unread = False
-        self._keep, self._saves_best = setup.cfg.checkpoint.keep, setup.cfg.checkpoint.best
+        saving = setup.cfg.checkpoint
+        self._keep, self._saves_best, self._geometric = saving.keep, saving.best, saving.geometric
+        self._saves_initial, self._patience = saving.initial, setup.cfg.eval_patience
         step = setup.state.progress.step  # a resumed run begins with what was read from its save
         self._saved = step if self._saves is not None and step in self._saves.steps() else None
+
+    def begin(self) -> None:
+        """The save before the first step, where it is wanted."""
+        if self._saves_initial and self._setup.state.progress.step == 0:
+            self._save_for_good()
 
     def measures(self, step: int) -> bool:
         """Whether norms per tensor are wanted of this step: every so often, and in the first steps of an attempt."""
@@ -223,6 +230,11 @@ class Keeper:
         self._saved = state.progress.step
         self._record.event("save", step=state.progress.step)
 
+    def _save_for_good(self) -> None:
+        self.save()
+        if self._saves is not None:
+            self._saves.pin(self._setup.state.progress.step)
+
     def _refuse_broken(self, step: int) -> None:
         """Weights that are not finite are never saved over good ones."""
         names = [name for name in self._broken() if name not in self._odd]
@@ -265,8 +277,15 @@ class Keeper:
                 self.save()
                 self._saves.mark_best(progress.step)
             self._record.update(best={"step": progress.step, "set": first, "loss": loss})
+        if marks_progress(progress.evals, self._geometric):
+            self._save_for_good()
         self._report_unread()
         self._probe()
+
+    def is_out_of_patience(self) -> bool:
+        """Whether the last evals brought no new lowest loss; the same on every rank, and after a resume."""
+        evals = self._setup.state.progress.evals
+        return self._patience > 0 and since_best(evals) >= self._patience
 
     def _probe(self) -> None:
         """A failing probe is an event, not the end of the run, and is not tried again."""
@@ -313,6 +332,25 @@ class Keeper:
             self._record.event("unread_keys", keys=unread)
             self._show.say(f"set, but read by nothing so far: {', '.join(unread)}")
         self._reported_unread = True
+
+
+def since_best(evals: Sequence[float]) -> int:
+    """How many evals came after the one with the lowest loss."""
+    best, place = math.inf, 0
+    for number, loss in enumerate(evals, start=1):
+        if loss < best:
+            best, place = loss, number
+    return len(evals) - place
+
+
+def marks_progress(evals: Sequence[float], share: float) -> bool:
+    """Whether the last eval is below `share` of the loss at the last one that was; the first one sets the mark."""
+    mark, is_below = math.inf, False
+    for loss in evals:
+        is_below = share > 0 and math.isfinite(mark) and loss < share * mark
+        if is_below or (math.isinf(mark) and math.isfinite(loss)):
+            mark = loss
+    return is_below
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -44,6 +44,7 @@ def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None 
     first_step = progress.step
     setup.stepper.guard.arm(first_step)
     with StopRequest() as stop, QuietCollector() as collector:
+        keeper.begin()
         while True:
             try:
                 progress = state.progress
@@ -60,10 +61,15 @@ def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None 
                     collector.collect()
                 if due.sample:
                     keeper.sample()
-                if due.end:
+                is_tired = not due.end and due.eval and keeper.is_out_of_patience()
+                if is_tired:
+                    keeper.save()
+                    if not due.sample:
+                        keeper.sample()
+                if due.end or is_tired:
                     keeper.finish()
                     feed.close()
-                    return Outcome("finished")
+                    return Outcome("finished", "no new lowest eval loss" if is_tired else "")
                 if due.stop:
                     feed.close()
                     reason = f"{stop.name or 'another rank was stopped'} at step {progress.step}"

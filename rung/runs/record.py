@@ -85,12 +85,14 @@ class Record:
         tags: Sequence[str] = (),
         code_root: Path | None = None,
         device: dict[str, Any] | None = None,
+        sweep: Mapping[str, Any] | None = None,
     ) -> Record:
         """Claims the next number and writes all that is known before step 0.
 
         The code below `code_root` is kept with the run; without it none is, and run.json says so. `definitions` say
         what a metric counts ("eval/full_val": mask, ignored ids, reduction, eval set): two runs whose definitions of a
-        metric differ cannot be compared by it. `initial_weights` are checksums by parameter name.
+        metric differ cannot be compared by it. `initial_weights` are checksums by parameter name. `sweep` names the
+        sweep and the point that the run is of.
         """
         check_name(experiment)
         with claimed(root, experiment) as path:
@@ -128,6 +130,7 @@ class Record:
                 "derived": plain(derived),
                 "code": code,
                 "segments": [_segment(0, command, process, now, "env.json", None)],
+                **({} if sweep is None else {"sweep": plain(sweep)}),
             }
             write_json(path / "run.json", document)
             record = cls(path, plain(document), segment=0)

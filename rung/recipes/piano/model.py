@@ -7,6 +7,7 @@ are not padding, with the four classes of tokens (which note, how loud, how long
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rung.nn.losses import sums_by_class, token_losses
 from rung.nn.transformer import Shape, Transformer
@@ -29,6 +30,12 @@ def build_model(cfg: Model, seed: int) -> Transformer:
     return Transformer(shape, seed)
 
 
+def losses_of(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Loss and weight of each target, (rows, positions)."""
+    tokens = batch["tokens"].long()  # they travel as uint16
+    return token_losses(model(tokens[:, :-1]), tokens[:, 1:], ignore=PAD)
+
+
 class NextToken:
     """The one loss of training and eval."""
 
@@ -37,9 +44,7 @@ class NextToken:
         self.class_of_id = torch.from_numpy(CLASS_OF_ID.astype("int64")).to(model.norm.weight.device)
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
-        tokens = batch["tokens"].long()  # they travel as uint16
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        losses, weights = token_losses(self.model(inputs), targets, ignore=PAD)
-        parts = sums_by_class(losses, weights, self.class_of_id[targets], CLASSES)
+        losses, weights = losses_of(self.model, batch)
+        parts = sums_by_class(losses, weights, self.class_of_id[batch["tokens"][:, 1:].long()], CLASSES)
         parts.pop("special")  # only <CLS>, which starts a record and is never a target
         return Loss(losses.sum(), weights.sum(), parts)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rung.errors import DataError, UserError
-from rung.recipe import Draw, Input, Objective, Recipe, Report, Sample, Stream
+from rung.recipe import Batch, Draw, Input, Objective, Recipe, Report, Sample, Stream
 from rung.recipes.piano import config as keys
 from rung.recipes.piano.tokenizer import CLS, PAD, VOCAB_SIZE, Tokenizer
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from rung.data.store import Store
+    from rung.data.stream import Windows
     from rung.nn.transformer import Transformer
 
 SPLITS = {"train": "train", "full_val": "validation"}  # stream -> split of the store
@@ -39,16 +40,19 @@ class Piano(Recipe):
         self._temperature, self._top_k, self._top_p = how.temperature, how.top_k or None, how.top_p
 
     def streams(self) -> Mapping[str, Stream]:
+        store = self._store()
+        return {name: self._windows(store, split) for name, split in SPLITS.items()}
+
+    def held_out(self, split: str) -> Mapping[str, Stream]:
+        return {split: self._windows(self._store(), split)}
+
+    def _windows(self, store: Store, split: str) -> Windows:
         from rung.data.stream import Windows
 
-        store = self._store()
-        streams: dict[str, Stream] = {}
-        for name, split in SPLITS.items():
-            windows = Windows(store, split, self.cfg.data.context_size, PAD)
-            windows.baselines = {"unigram": unigram_of(store, split)}
-            windows.about = {"source": store.info.get("source"), "split": split, "tokenizer": self.tokenizer.hash}
-            streams[name] = windows
-        return streams
+        windows = Windows(store, split, self.cfg.data.context_size, PAD, group="composer")
+        windows.baselines = {"unigram": unigram_of(store, split)}
+        windows.about = {"source": store.info.get("source"), "split": split, "tokenizer": self.tokenizer.hash}
+        return windows
 
     def _store(self) -> Store:
         from rung.data.store import Store, place
@@ -86,6 +90,11 @@ class Piano(Recipe):
                 "next_token", list(model.parameters()), NextToken(transformer), hidden=transformer.hidden_matrices()
             )
         ]
+
+    def target_losses(self, model: nn.Module, batch: Batch, draw: Draw) -> tuple[Tensor, Tensor]:
+        from rung.recipes.piano.model import losses_of
+
+        return losses_of(cast("Transformer", model), batch)
 
     def inputs(self) -> Sequence[Input]:
         return [Input("context", ["tokens"], "permute")]

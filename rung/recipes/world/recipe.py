@@ -68,20 +68,24 @@ class World(Recipe):
         from rung.recipes.world.stream import Moments
 
         length = self._curriculum.length if self._curriculum is not None else lambda step: 1
-        horizon, wanted = self.cfg.evaluation.horizon, self.cfg.evaluation.num_rollouts
         train = Moments(self.store, "train", self.scales, length)
         if self._curriculum is not None:
             train.targets_per_row = self._curriculum.mean_length
         if "validation" not in self.store.splits:
             return {"train": train}
-        next_frames = Moments(self.store, "validation", self.scales)
+        return {"train": train, **self.held_out("validation")}
+
+    def held_out(self, split: str) -> Mapping[str, Stream]:
+        from rung.recipes.world.stream import Moments
+
+        horizon, wanted = self.cfg.evaluation.horizon, self.cfg.evaluation.num_rollouts
+        next_frames = Moments(self.store, split, self.scales)
         next_frames.baselines = next_frames.trivial(self.store.arrays["mean_frame"][0])
         every = max(1, next_frames.num_rows // wanted) if wanted else horizon
-        rollouts = Moments(self.store, "validation", self.scales, lambda step: horizon, every)
-        held_out = {"validation": next_frames, "rollout": rollouts}
+        rollouts = Moments(self.store, split, self.scales, lambda step: horizon, every)
         if self._is_closed:  # the first set chooses the best save, and this stage is trained for rollouts
-            held_out = {"rollout": rollouts, "validation": next_frames}
-        return {"train": train, **held_out}
+            return {"rollout": rollouts, split: next_frames}
+        return {split: next_frames, "rollout": rollouts}
 
     def model(self) -> nn.Module:
         import torch
