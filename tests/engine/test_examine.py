@@ -1,0 +1,132 @@
+"""If this fails, a closer look at an eval set shows another loss than the eval, or errors that are no errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rung.engine import examine as looking
+from rung.engine.keeper import marks_progress, since_best
+from tests.contract.cases import piano
+
+
+def test_the_closer_look_gives_the_loss_of_the_eval(piano_data: Path) -> None:
+    setup = piano(piano_data).setup("model.dropout=0.1")
+    name, stream = next(iter(setup.evaluator.streams.items()))
+    plain = setup.evaluator.run(setup.state.model)[name]
+    seen = looking.examine(setup, setup.state.model, name, stream)
+    assert seen["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    assert seen["targets"] == plain["targets"]
+    curve = seen["positions"]
+    by_position = sum(x * n for x, n in zip(curve["loss"], curve["targets"], strict=True) if x is not None)
+    assert by_position / sum(curve["targets"]) == pytest.approx(plain["loss"], rel=1e-6)
+    assert len(curve["loss"]) == setup.recipe.cfg.data.context_size
+
+
+def test_a_look_changes_nothing(piano_data: Path) -> None:
+    setup = piano(piano_data).setup("model.dropout=0.1")
+    name, stream = next(iter(setup.evaluator.streams.items()))
+    before = {key: value.clone() for key, value in setup.state.model.state_dict().items()}
+    setup.state.model.train()
+    first = looking.examine(setup, setup.state.model, name, stream)
+    torch.manual_seed(1)  # what others draw makes no difference
+    assert looking.examine(setup, setup.state.model, name, stream) == first
+    assert setup.state.model.training
+    assert all(torch.equal(value, before[key]) for key, value in setup.state.model.state_dict().items())
+
+
+@dataclass
+class Rows:
+    """A look at made-up losses, without a model."""
+
+    losses: np.ndarray
+    weights: np.ndarray
+    groups: Sequence[int]
+    names: Sequence[str] = ()
+
+    def figures(self) -> dict[str, Any]:
+        by_row = np.stack([self.losses.sum(1), self.weights.sum(1)], axis=1)
+        by_place = np.zeros((len(self.names) + 1, self.losses.shape[1], 5))
+        groups = np.array(self.groups)
+        np.add.at(by_place, groups, looking._Moments.of(self.losses, self.weights))
+        return looking._figures(by_row, groups, list(self.names), by_place)
+
+
+def test_the_error_is_that_of_a_mean_where_rows_are_independent() -> None:
+    rng = np.random.default_rng(0)
+    losses = rng.normal(2.0, 0.5, (4000, 1))
+    seen = Rows(losses, np.ones_like(losses), [-1] * 4000).figures()
+    assert seen["se"] == pytest.approx(losses.std(ddof=1) / 4000**0.5, rel=1e-3)
+    assert seen["positions"]["se"][0] == pytest.approx(seen["se"], rel=1e-9)
+
+
+def test_targets_of_one_row_count_as_one_draw() -> None:
+    """Ten equal targets in a row know no more than one."""
+    rng = np.random.default_rng(0)
+    once = rng.normal(2.0, 0.5, (500, 1))
+    tenfold = np.repeat(once, 10, axis=1)
+    a = Rows(once, np.ones_like(once), [-1] * 500).figures()
+    b = Rows(tenfold, np.ones_like(tenfold), [-1] * 500).figures()
+    assert b["se"] == pytest.approx(a["se"], rel=1e-9)
+
+
+def test_intervals_hold_as_often_as_they_say() -> None:
+    """Rows of unequal length, groups of unequal size: the true mean lies within two errors 95 times out of 100."""
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(400):
+        lengths = rng.integers(1, 9, 60)
+        weights = (np.arange(8) < lengths[:, None]).astype(float)
+        level = rng.normal(3.0, 0.4, (60, 1))  # rows differ as wholes
+        losses = (level + rng.normal(0, 0.2, (60, 8))) * weights
+        seen = Rows(losses, weights, [-1] * 60).figures()
+        inside += abs(seen["loss"] - 3.0) < 1.96 * seen["se"]
+    assert 0.91 <= inside / 400 <= 0.98, inside / 400
+
+
+def test_labels_that_mean_something_stand_out_and_shuffled_ones_do_not() -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], 300)
+    losses = rng.normal(2.0, 0.5, (900, 4)) + groups[:, None] * 0.3
+    seen = Rows(losses, np.ones_like(losses), groups.tolist(), ["a", "b", "c"]).figures()
+    control = seen["control"]
+    assert control["labels"]["spread"] == pytest.approx(0.6, abs=0.1)
+    assert control["labels"]["chi2"] > 100
+    assert control["shuffled"]["chi2"] < 12  # three groups: two degrees of freedom
+    assert control["shuffled"]["spread"] < 0.1
+    mean = sum(seen["groups"][name]["loss"] for name in "abc") / 3
+    assert seen["mean_of_groups"]["loss"] == pytest.approx(mean)
+
+
+def test_what_was_not_counted_is_none_and_not_a_number_made_up() -> None:
+    losses, weights = np.zeros((2, 3)), np.zeros((2, 3))
+    losses[0, 0], weights[0, 0] = 1.5, 1.0
+    seen = Rows(losses, weights, [0, 1], ["full", "empty"]).figures()
+    assert seen["groups"]["empty"]["loss"] is None
+    assert seen["positions"]["loss"] == [1.5, None, None]
+    assert seen["mean_of_groups"]["loss"] == 1.5
+
+
+@given(st.lists(st.floats(0.1, 9), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_patience_counts_evals_since_the_lowest(losses: list[float]) -> None:
+    expected = len(losses) - 1 - losses.index(min(losses)) if losses else 0
+    assert since_best(losses) == expected
+
+
+@given(st.lists(st.floats(0.01, 9), min_size=1, max_size=30), st.floats(0.5, 0.99))
+@settings(max_examples=200, deadline=None)
+def test_geometric_saves_are_each_below_the_share_of_the_one_before(losses: list[float], share: float) -> None:
+    kept = [losses[0]] + [losses[i] for i in range(1, len(losses)) if marks_progress(losses[: i + 1], share)]
+    assert all(b < share * a for a, b in itertools.pairwise(kept))
+    assert min(losses) >= share * kept[-1]  # nothing that would have earned one was passed over
+    assert not marks_progress(losses, 0.0)
