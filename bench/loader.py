@@ -1,4 +1,4 @@
-"""Windows of a token file per second: rung's stream against torch's DataLoader, in turns.
+"""Windows of a token file per second: rung's streams against torch's DataLoader and LitData, in turns.
 
     python -m bench.loader [--quick]
 
@@ -12,11 +12,14 @@ workers. There are two kinds of goods:
 
 The ratio that has a bar compares what each hands to its training step: rung's rows in uint16, cast on the device,
 against the DataLoader's int64 pairs, which is how loops around it are written. Like against like is printed above it.
+LitData takes part where it is installed (`pip install --no-deps litdata`, with what it asks for: its own requirements
+bring a torchvision that does not fit every torch); it gets the same ids, written by itself as int32 chunks.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import tempfile
 import time
@@ -60,18 +63,25 @@ class MappedWindows(Dataset[tuple[Tensor, ...]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the file and few batches: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="a small file and few batches: does it run at all?")
     args = parser.parse_args()
-    num_ids, num_batches, num_rounds = (10_000_000, 50, 2) if args.quick else (100_000_000, 600, 7)
+    num_ids, num_batches, num_rounds = (10_000_000, 50, 2) if args.quick else (500_000_000, 600, 5)
     torch.set_num_threads(1)
     size = f"{2 * num_ids / 1e6:.0f} MB"
     print(facts("torch", "numpy", threads=1, file=size, batches=num_batches, rounds=num_rounds), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        bench(write_store(Path(folder) / "ids", num_ids), num_batches, num_rounds)
+        store = write_store(Path(folder) / "ids", num_ids)
+        chunks = write_chunks(store, Path(folder) / "chunks") if importlib.util.find_spec("litdata") else None
+        bench(store, chunks, num_batches, num_rounds)
 
 
-def bench(store: Store, num_batches: int, num_rounds: int) -> None:
+def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) -> None:
     parties: dict[str, Callable[[], float]] = {}
+    if chunks is None:
+        print("LitData is not installed: left out")
+    else:
+        for workers in (0, 2):
+            parties[f"LitData {workers}, int32"] = partial(rate, partial(through_litdata, chunks, workers), num_batches)
     for kind in ("uint16", "int64"):
         makers = {
             f"rung Feed, {kind}": partial(through_feed, store, kind),
@@ -89,6 +99,12 @@ def bench(store: Store, num_batches: int, num_rounds: int) -> None:
         for ours in ("direct", "Feed"):
             ratios[ours, kind] = pairwise(figures[f"rung {ours}, {kind}"], best)
             print(f"{ours} / better DataLoader, {kind}: {spread(ratios[ours, kind], '.2f')}")
+    if chunks is not None:
+        theirs = list(map(max, figures["LitData 0, int32"], figures["LitData 2, int32"]))
+        for ours in ("direct", "Feed"):
+            print(
+                f"{ours}, uint16 / better LitData: {spread(pairwise(figures[f'rung {ours}, uint16'], theirs), '.2f')}"
+            )
     usual = list(map(max, figures["DataLoader 0, int64"], figures["DataLoader 2, int64"]))
     for ours in ("direct", "Feed"):
         name = "loader" if ours == "Feed" else "loader-direct"
@@ -137,6 +153,35 @@ def goods(tokens: Tensor, kind: str) -> Sequence[Tensor]:
 
 def through_loader(store: Store, kind: str, workers: int) -> Batches:
     yield from DataLoader(MappedWindows(store.arrays["tokens"], kind), ROWS, shuffle=True, num_workers=workers)
+
+
+def write_chunks(store: Store, folder: Path) -> Path:
+    """The same ids as LitData writes them, in chunks of whole windows."""
+    from litdata import TokensLoader, optimize
+
+    ids = store.path / "tokens.bin"
+    optimize(
+        fn=partial(chunk_of, str(ids)),
+        inputs=list(range(0, len(store.arrays["tokens"]), RECORD_IDS)),
+        output_dir=str(folder),
+        chunk_size=(CONTEXT + 1) * 8192,
+        item_loader=TokensLoader(block_size=CONTEXT + 1),
+        num_workers=1,
+    )
+    return folder
+
+
+def chunk_of(file: str, start: int) -> Generator[Tensor, None, None]:
+    ids = np.memmap(file, dtype=np.uint16, mode="r")
+    yield torch.from_numpy(ids[start : start + RECORD_IDS].astype(np.int32))
+
+
+def through_litdata(folder: Path, workers: int) -> Batches:
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
+    rows = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=CONTEXT + 1), shuffle=True, drop_last=True)
+    for batch in StreamingDataLoader(rows, batch_size=ROWS, num_workers=workers):
+        yield (batch,)
 
 
 def rate(make: Callable[[], Batches], num_batches: int) -> float:
