@@ -30,7 +30,7 @@ def test_a_benchmark_ends_with_its_ratio(name: str) -> None:
     assert LINE.fullmatch(run(name))
 
 
-def test_a_recipe_from_outside_trains_through_the_command_line(tmp_path: Path) -> None:
+def test_shakespeare_is_prepared_trained_and_read_back(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be, or not to be: that is the question\n" * 200, "utf-8")
     assert LINE.fullmatch(run("shakespeare", "--text", str(text)))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from rung.cli.resolve import Resolved, recipe_of, resolve, run_layer, runs_option
-from rung.cli.train import follow, mirror_option, open_mirrors, require_mirrors
+from rung.cli.train import (
+    follow,
+    mirror_option,
+    open_mirrors,
+    open_remote,
+    remote_option,
+    require_mirrors,
+    require_remote,
+)
 from rung.config import differences, parse_overrides
 from rung.errors import ConfigError, RunError
 
@@ -36,8 +44,11 @@ CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to go on from; default: the last one.")
 @mirror_option
+@remote_option
 @runs_option
-def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str, ...], runs_root: Path) -> None:
+def command(
+    run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str, ...], remote: str | None, runs_root: Path
+) -> None:
     """Go on with RUN from its last save, as if it had never stopped.
 
     The config is the run's own. Only what does not change what is learned can be given anew: where it runs, how often
@@ -55,6 +66,7 @@ def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str
     from rung.runs.record import Record
 
     require_mirrors(mirrors)
+    require_remote(remote)
     found = open_run(run, runs_root)
     if found.status == "running":  # asked first: its saves come and go while we look
         raise RunError(f"{found.id} is still {found.status_text}; stop it first, or start a new run")
@@ -68,8 +80,9 @@ def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str
         raise RunError(f"{found.id} has no save at step {step}; it has {', '.join(map(str, steps))}")
     if found.status == "finished" and step == steps[-1]:
         budget = resolved.config.values["optimizer.max_iters"]
+        why = found.document.get("reason") or f"optimizer.max_iters={budget} was reached"
         raise RunError(
-            f"{found.id} is finished: optimizer.max_iters={budget} was reached at step {step}; another budget is "
+            f"{found.id} is finished: {why} at step {step}; another budget is "
             f"another run: `rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`"
         )
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_new=False)
@@ -84,7 +97,9 @@ def command(run: str, words: tuple[str, ...], at: int | None, mirrors: tuple[str
     if aside:
         lines.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
     opened = open_mirrors(record, mirrors) if record is not None else []
-    follow(setup, record, "\n  ".join([*lines, *(mirror.words() for mirror in opened)]), opened)
+    upload = open_remote(record, remote) if record is not None else None
+    others = [one.words() for one in (*opened, upload) if one is not None]
+    follow(setup, record, "\n  ".join([*lines, *others]), opened, upload)
 
 
 def config_of(run: Run, words: tuple[str, ...] = ()) -> Resolved:
@@ -96,9 +111,10 @@ def same_learning(run: Run, words: tuple[str, ...]) -> Resolved:
     """The run's own config with overrides that leave what it learns alone; refuses others."""
     resolved = config_of(run, words)  # first: a key that does not exist is not a key that changes learning
     before = run.config()
-    falls_by_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
+    hangs_on_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
+    hangs_on_evals = hangs_on_evals or before.get("eval_patience", 0) > 0  # evals also decide when it ends
     for name in differences({}, parse_overrides(words)):
-        is_free = name in CUT or (name.startswith(FREE) and not (falls_by_evals and name == "eval_interval"))
+        is_free = name in CUT or (name.startswith(FREE) and not (hangs_on_evals and name == "eval_interval"))
         if not is_free:
             raise ConfigError(
                 f"{name} changes what {run.id} learns and cannot be given on resume; "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rung.doctor.preflight.result import Result
     from rung.engine.build import Setup
     from rung.neighbours.mirror import Mirror
+    from rung.remote.upload import Uploader
     from rung.runs.record import Record
 
 mirror_option = click.option(
@@ -30,6 +31,9 @@ mirror_option = click.option(
     multiple=True,
     type=click.Choice(["wandb", "tensorboard"]),
     help="Also write it for this tracker, offline; may be repeated.",
+)
+remote_option = click.option(
+    "--remote", metavar="URL", help="Also send the run to object storage, after each save and at the end."
 )
 
 
@@ -43,6 +47,7 @@ class Entry:
     tags: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
     before: dict[str, Any] | None = None  # the parent's config
+    remote: str | None = None  # where it is sent while it trains
     sweep: dict[str, Any] | None = None  # its name, the run's point in it, and what the points differ in
 
 
@@ -59,6 +64,7 @@ class Entry:
 )
 @click.option("--sweep", "point", hidden=True, help="NAME:KEY, the point of a sweep that this run is.")
 @mirror_option
+@remote_option
 @runs_option
 def command(
     recipe: str | None,
@@ -71,6 +77,7 @@ def command(
     checks: bool,
     point: str | None,
     mirrors: tuple[str, ...],
+    remote: str | None,
     runs_root: Path,
 ) -> None:
     """Train RECIPE and record everything about it under runs/.
@@ -85,6 +92,7 @@ def command(
       rung train piano init_from=piano/6 lr.learning_rate=1e-4
       rung train piano eval_only=true init_from=piano/6
       rung train piano --mirror tensorboard
+      rung train piano --remote s3://bucket/lab
       torchrun --nproc-per-node 2 -m rung train piano
     """
     from rung.runs.house.tags import check_tag
@@ -103,7 +111,7 @@ def command(
         raise UserError("which recipe? (`rung recipes` lists them), or --from RUN")
     resolved = resolve(recipe, words, files, base)
     sweep = None if point is None else of_sweep(point, runs_root)
-    entry = Entry(experiment or short_name(recipe), parent, why, tags, mirrors, before, sweep)
+    entry = Entry(experiment or short_name(recipe), parent, why, tags, mirrors, before, remote, sweep)
     train(recipe, resolved, runs_root, entry, checks)
 
 
@@ -113,6 +121,7 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     from rung.runs.record import Record
 
     require_mirrors(entry.mirrors)
+    require_remote(entry.remote)
     is_training = not resolved.config.values["eval_only"]
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
     if setup.cfg.eval_only:
@@ -148,8 +157,9 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     if looked:
         record.event("check", results=[result._asdict() for result in looked])
     words = header(record.id, resolved, setup, entry)
-    mirrors = open_mirrors(record, entry.mirrors)
-    follow(setup, record, "\n  ".join([words, *_told(looked), *(mirror.words() for mirror in mirrors)]), mirrors)
+    mirrors, upload = open_mirrors(record, entry.mirrors), open_remote(record, entry.remote)
+    others = [one.words() for one in (*mirrors, upload) if one is not None]
+    follow(setup, record, "\n  ".join([words, *_told(looked), *others]), mirrors, upload)
 
 
 def of_sweep(point: str, runs_root: Path) -> dict[str, Any]:
@@ -185,6 +195,38 @@ def open_mirrors(record: Record, kinds: Sequence[str]) -> list[Mirror]:
     for mirror in mirrors:
         record.follow(mirror)
     return mirrors
+
+
+def require_remote(url: str | None) -> None:
+    """Asked before a run begins: a bucket that is not there must not be found out after it."""
+    if url is not None:
+        from rung.remote.upload import require
+
+        require(url)
+
+
+def open_remote(record: Record, url: str | None) -> Uploader | None:
+    """Who sends the run away from now on, after each save."""
+    if url is None:
+        return None
+    from rung.remote.upload import Uploader
+
+    upload = Uploader(record.path, url)
+    record.follow(upload)
+    return upload
+
+
+def _await(upload: Uploader) -> None:
+    """Waits for the last push, with progress; Ctrl-C leaves it, and the closing words say what completes it."""
+    from rung.cli.progress import reporter
+
+    report, close = reporter()
+    try:
+        upload.close(report=report)
+    except KeyboardInterrupt:
+        upload.close(timeout=0)
+    finally:
+        close()
 
 
 def check_before(setup: Setup, recipe: str) -> list[Result]:
@@ -227,7 +269,13 @@ def header(run_id: str, resolved: Resolved, setup: Setup, entry: Entry) -> str:
     return "\n  ".join(lines + setup.chosen)
 
 
-def follow(setup: Setup, record: Record | None, first_words: str, mirrors: Sequence[Mirror] = ()) -> None:
+def follow(
+    setup: Setup,
+    record: Record | None,
+    first_words: str,
+    mirrors: Sequence[Mirror] = (),
+    upload: Uploader | None = None,
+) -> None:
     """Trains with a display and ends the record with what became of it."""
     from rung.cli.progress import PlainDisplay, Silent, make_display
     from rung.doctor.live import watch_of
@@ -267,8 +315,11 @@ def follow(setup: Setup, record: Record | None, first_words: str, mirrors: Seque
             except UserError:  # the disk is full, say: that must not hide why the run ended
                 if not is_failing:
                     raise
+            if upload is not None:
+                _await(upload)
     if record is not None:
-        show.say("\n".join([closing(setup, record, outcome), *(mirror.words() for mirror in mirrors)]))
+        others = [one.words() for one in (*mirrors, upload) if one is not None]
+        show.say("\n".join([closing(setup, record, outcome), *others]))
     if not setup.world.is_first:  # or whoever started the ranks would end the first one, which has more to write
         return
     if outcome.status == "diverged":
