@@ -1,0 +1,222 @@
+"""What the figures of a study say: differences against the smallest x, within a seed and per component; curves; fits.
+
+The seed picks the components and the weights, and moves the loss far more than the axis does. So a difference is taken
+between two runs of one seed, over the components that both have, and seeds are averaged last: n seeds are n values.
+Plain figures come out, for a page or a file; words are left to scaling.
+
+The surprising thing: the unpaired difference is computed as well, to be shown beside the paired one, because its
+interval is what the pairing is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from rung.compare.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
+from rung.compare.lineage import value_text
+from rung.compare.measured import Figure
+from rung.compare.study import COMPONENTS, Member, Study, places, seeds
+
+MOST_SE = 2.0  # standard errors that a control may lie from 0
+
+
+class Paired(NamedTuple):
+    """A run less the run of the same seed at the smallest x; `se` is that over windows, as if they were two draws."""
+
+    difference: float
+    se: float | None
+    components: list[str]  # shared; empty where the figures are not by component
+    level: float  # of the first run, over the shared components
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The difference between two places on the axis."""
+
+    at: Any
+    baseline: Any
+    by_seed: Mapping[str, Paired]
+    paired: Interval
+    unpaired: Interval
+
+    @property
+    def se(self) -> float | None:
+        """Of the mean: over seeds, or over windows where there is one seed."""
+        found = [one.difference for one in self.by_seed.values()]
+        if len(found) > 1:
+            return stdev(found) / math.sqrt(len(found))
+        return next(iter(self.by_seed.values())).se if found else None
+
+    @property
+    def is_within_noise(self) -> bool | None:
+        """Whether 0 is within two standard errors; None where there is none."""
+        return None if self.se is None else abs(self.paired.value) <= MOST_SE * self.se
+
+
+@dataclass
+class Series:
+    """The runs of a study that differ in x and seed alone."""
+
+    label: str
+    is_control: bool
+    cells: dict[tuple[str, str], Member]  # by place and seed
+    places: list[Any]
+    seeds: list[str]
+    deltas: list[Delta] = field(default_factory=list)
+    unpaired_seeds: list[str] = field(default_factory=list)  # without a run at the smallest x
+
+    def at(self, place: Any) -> list[Member]:
+        return [self.cells[value_text(place), seed] for seed in self.seeds if (value_text(place), seed) in self.cells]
+
+    def values(self, place: Any) -> list[float]:
+        return [member.value for member in self.at(place)]
+
+
+class Fits(NamedTuple):
+    """Of one series: what was fitted, the line and the power law, and why there is none where one could be expected."""
+
+    of: str
+    line: LineFit | None
+    power: PowerFit | None
+    why_no_power: str
+    num_points: int
+
+
+def all_series(study: Study) -> list[Series]:
+    found = []
+    for label, members in study.series().items():
+        cells = {(value_text(member.at), member.seed): member for member in members}
+        one = Series(label, members[0].is_control, cells, places(members), seeds(members))
+        if study.is_numeric and len(one.places) > 1:
+            one.deltas = [_delta(one, place) for place in one.places[1:]]
+            first = value_text(one.places[0])
+            one.unpaired_seeds = [seed for seed in one.seeds if (first, seed) not in cells]
+        found.append(one)
+    return found
+
+
+def _delta(series: Series, place: Any) -> Delta:
+    baseline = series.places[0]
+    by_seed = {}
+    for seed in series.seeds:
+        before, after = series.cells.get((value_text(baseline), seed)), series.cells.get((value_text(place), seed))
+        if before is not None and after is not None and (one := paired(before, after)) is not None:
+            by_seed[seed] = one
+    found = [one.difference for one in by_seed.values()]
+    naive = unpaired(series.values(baseline), series.values(place))
+    return Delta(place, baseline, by_seed, mean_interval(found), naive)
+
+
+def paired(before: Member, after: Member) -> Paired | None:
+    """Over the components that both runs have; None where they have none in common."""
+    a, b = before.reading.groups, after.reading.groups
+    if not a or not b:
+        return Paired(after.value - before.value, _se([before.reading.figure, after.reading.figure], 1), [],
+                      before.value)  # fmt: skip
+    shared = [name for name in a if name in b]
+    if not shared:
+        return None
+    difference = fmean(b[name].value - a[name].value for name in shared)
+    figures = [side[name] for side in (a, b) for name in shared]
+    return Paired(difference, _se(figures, len(shared)), shared, fmean(a[name].value for name in shared))
+
+
+def _se(figures: Sequence[Figure], num: int) -> float | None:
+    errors = [figure.se for figure in figures]
+    return math.sqrt(sum(error**2 for error in errors if error is not None)) / num if None not in errors else None
+
+
+def amounts_of_data(study: Study) -> tuple[float, float] | None:
+    """The least and the most unique training tokens of the runs; None where not all say."""
+    found = [member.unique_tokens for member in study.members if not member.is_control]
+    known = [tokens for tokens in found if tokens is not None]
+    return (min(known), max(known)) if known and len(known) == len(found) else None
+
+
+def curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
+    """Place -> the loss by position, averaged over its seeds, and how many those are."""
+    found = {}
+    for place in series.places:
+        given = [list(member.reading.positions) for member in series.at(place) if member.reading.positions]
+        length = max(map(len, given), default=0)
+        if not length:
+            continue
+        means: list[float | None] = []
+        for i in range(length):
+            values = [one[i] for one in given if i < len(one)]
+            known = [value for value in values if value is not None]
+            means.append(fmean(known) if known and len(known) == len(values) else None)
+        found[value_text(place)] = (means, len(given))
+    return found
+
+
+def fits(study: Study, series: Series) -> Fits | None:
+    """The movement along an axis of amounts, on the components of the smallest x; None where there is no such axis."""
+    if not study.is_of_amounts or not study.is_numeric or len(series.places) < 2:
+        return None
+    lists, is_by_component = _levels(series)
+    lists = [points for points in lists if len(points) > 1]
+    if not lists or min(x for points in lists for x, _ in points) <= 0:
+        return None
+    of = "on the components of the smallest x" if is_by_component else "of all targets"
+    num_points = sum(map(len, lists))
+    found = line([[(math.log2(x), y) for x, y in points] for points in lists])
+    if study.x == COMPONENTS:  # no amount of data or parameters: nothing says that it should follow such a law
+        return Fits(of, found, None, "", num_points)
+    law = power(lists)
+    num = len({x for points in lists for x, _ in points})
+    why = "" if law else f"{num} values of x and {num_points} points are too few; it takes 4 and one to spare per seed"
+    return Fits(of, found, law, why, num_points)
+
+
+def _levels(series: Series) -> tuple[list[Points], bool]:
+    """By seed: x and the loss over the components that its run at the smallest x has too."""
+    is_by_component = any(member.reading.groups for member in series.cells.values())
+    lists: list[Points] = []
+    for seed in series.seeds:
+        first = series.cells.get((value_text(series.places[0]), seed))
+        mine = [series.cells.get((value_text(place), seed)) for place in series.places]
+        points = []
+        for member in mine:
+            if member is None or member.x is None:
+                continue
+            if not is_by_component:
+                points.append((member.x, member.value))
+            elif first is not None and (one := paired(first, member)) is not None:
+                points.append((member.x, one.level + one.difference))
+        lists.append(points)
+    return lists, is_by_component
+
+
+class Best(NamedTuple):
+    """The best place of a series, its runner-up, and the paired difference of the two."""
+
+    at: Any
+    mean: float
+    num_seeds: int
+    is_edge: bool
+    second: Any
+    difference: Interval | None
+
+
+def best(study: Study, series: Series) -> Best | None:
+    """By the mean over the seeds that all places have, else over whatever each has; None where there is one place."""
+    if len(series.places) < 2:
+        return None
+    shared = [seed for seed in series.seeds if all((value_text(at), seed) in series.cells for at in series.places)]
+
+    def values(place: Any) -> list[float]:
+        return [series.cells[value_text(place), seed].value for seed in shared] or series.values(place)
+
+    sign = 1.0 if study.is_lower_better else -1.0
+    first, second = sorted(series.places, key=lambda place: sign * fmean(values(place)))[:2]
+    both = [seed for seed in series.seeds if all((value_text(at), seed) in series.cells for at in (first, second))]
+    one, other = ([series.cells[value_text(at), seed].value for seed in both] for at in (first, second))
+    moves = [after - before for before, after in zip(one, other)]
+    is_edge = study.is_numeric and len(series.places) > 2 and first in (series.places[0], series.places[-1])
+    found = values(first)
+    return Best(first, fmean(found), len(found), is_edge, second, mean_interval(moves) if moves else None)

@@ -1,0 +1,179 @@
+"""The points of a sweep: which there are, what to type for each, and the key that each is known by.
+
+Reading the sweep file is left to plan, and whether a point's config can be trained to the command line.
+
+The surprising thing: a key is made of what the words mean, and not of how they are spelled or ordered, so that a sweep
+file can be rearranged, moved and extended, and the points that are trained already are still found. A config file
+counts by what it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rung.config import load_file, parse_overrides
+from rung.errors import ConfigError, UserError
+from rung.text import one_line
+
+_KEY_BYTES = 6
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:+-]*")  # text that needs no quotes, unless YAML has another idea of it
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run to be made. `words` follow the recipe in `rung train RECIPE ...`; `varies` is what sets it apart."""
+
+    key: str
+    words: tuple[str, ...]
+    varies: Mapping[str, Any]
+
+    @property
+    def told(self) -> str:
+        """What sets it apart, as a person reads it."""
+        return " ".join(f"{name}={one_line(value)}" for name, value in self.varies.items()) or self.key
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A planned sweep. It lives in `folder`, which is <runs>/.sweeps/<name>."""
+
+    name: str
+    folder: Path  # absolute
+    runs: Path  # absolute
+    recipe: str
+    experiment: str
+    points: tuple[Point, ...]
+    eval_split: str | None = None
+    retries: int = 1
+    ranks: int = 1  # processes of one run, under torchrun where more than one
+    launch: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metric: str | None = None
+    search: Mapping[str, Any] | None = None
+    why: str | None = None
+    words: tuple[str, ...] = ()  # what all points share
+
+    def point(self, key_or_index: str) -> Point:
+        """The point of this key, of the beginning of one, or of this place in the list, counted from 0."""
+        exact = [point for point in self.points if point.key == key_or_index]
+        if exact:
+            return exact[0]
+        if key_or_index.isdecimal() and int(key_or_index) < len(self.points):
+            return self.points[int(key_or_index)]
+        found = [point for point in self.points if key_or_index and point.key.startswith(key_or_index)]
+        if len(found) == 1:
+            return found[0]
+        what = f"{len(found)} points begin with {key_or_index!r}" if found else f"there is no point {key_or_index!r}"
+        raise UserError(f"{what} in sweep {self.name}; `rung sweep show {self.name}` lists their keys.")
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The product of the grid, each combined with each listed point; the last key of the grid moves fastest."""
+    products = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+    return [{**one, **product} for one in listed or [{}] for product in products]
+
+
+def make_point(recipe: str, shared: Sequence[str], varies: Mapping[str, Any]) -> Point:
+    """The point with these values on top of the words that all points share."""
+    words = (*shared, *(word(name, value) for name, value in varies.items()))
+    return Point(key_of(recipe, words), words, dict(varies))
+
+
+def point_of(sweep: Sweep, varies: Mapping[str, Any]) -> Point:
+    """A further point of this sweep."""
+    return make_point(sweep.recipe, sweep.words, varies)
+
+
+def word(name: str, value: Any) -> str:
+    """`name=value` that the command line reads back as this value."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{one_line(name)!r} is not a key; write it with dots, such as lr.learning_rate")
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_overrides([f"x={value}"]) == {"x": value}:
+        return f"{name}={value}"
+    return f"{name}={_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    """A value in one line of YAML; JSON is close, but has no infinity and splits rare characters in two."""
+    if isinstance(value, str):
+        signs = (
+            (sign if sign.isascii() and sign.isprintable() and sign not in '"\\' else None, sign) for sign in value
+        )
+        return '"' + "".join(kept or f"\\U{ord(sign):08X}" for kept, sign in signs) + '"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_flow(str(name))}: {_flow(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if value != value else ".inf" if value > 0 else "-.inf"
+    return json.dumps(value)
+
+
+def key_of(recipe: str, words: Sequence[str]) -> str:
+    """A short name for what these words train; the same for every spelling and order of them."""
+    plain, files = split_files(words)
+    meant = [recipe, [_held(file) for file in files], sorted({leaf for one in plain for leaf in _meant(one)})]
+    return hashlib.blake2b(json.dumps(meant).encode(), digest_size=_KEY_BYTES).hexdigest()
+
+
+@functools.lru_cache(4096)  # the points of a grid share most of their words, and reading one takes a millisecond
+def _meant(one: str) -> tuple[str, ...]:
+    """Each key that a word sets, with its value, in one spelling."""
+    if one.startswith("preset="):
+        return (one,)
+    return tuple(f"{name}={json.dumps(value)}" for name, value in _leaves(parse_overrides([one]), ""))
+
+
+def _held(file: str) -> tuple[str, ...]:
+    """Each key that a config file sets, with its value."""
+    try:
+        seen = os.stat(file)
+    except OSError:
+        raise ConfigError(f"no config file {file}") from None
+    return _read(file, seen.st_mtime_ns, seen.st_size)
+
+
+@functools.lru_cache(64)
+def _read(file: str, _changed_ns: int, _size: int) -> tuple[str, ...]:
+    return tuple(sorted(f"{name}={json.dumps(value)}" for name, value in _leaves(load_file(Path(file)), "")))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for part, one in value.items():
+            yield from _leaves(one, f"{name}.{part}" if name else str(part))
+    else:
+        yield name, _plain(value)
+
+
+def split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """key=value words, and the config files that are named by -c."""
+    plain: list[str] = []
+    files: list[str] = []
+    rest = iter(words)
+    for one in rest:
+        if one == "-c":
+            files.append(next(rest))
+        else:
+            plain.append(one)
+    return plain, files
+
+
+def _plain(value: Any) -> Any:
+    """The same value whether somebody wrote 3e5 or 300000."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
