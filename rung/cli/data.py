@@ -31,17 +31,19 @@ def command() -> None:
     """Prepare the data of a recipe (rung data RECIPE), or look at data that is prepared (show, verify).
 
     \b
-    rung data RECIPE [--from DIR] [--name NAME] [--replace] [--report] [KEY=VALUE]...
-      --from DIR    a folder of your own; without it the data that comes embedded
+    rung data RECIPE [--from WHERE] [--name NAME] [--replace] [--report] [KEY=VALUE]...
+      --from WHERE  a folder or file of your own; without it the data that comes embedded
       --name NAME   what to call it; default: what the recipe's config names
       --replace     prepare it again if it is there already
       --report      look at what is prepared: a page with pictures beside it
+      --max-examples-per-split N, --full   so many documents of each split at most, or all
 
     \b
     Examples:
       rung data piano                                   the embedded default
       rung data piano --from ~/maestro --name maestro   a folder of your own
       rung data world --report                          is it fit to train on?
+      rung data text --from papers --name papers        text, JSONL or Parquet
       rung data show maestro                            what it holds
       rung data verify maestro                          hash every byte
     """
@@ -50,11 +52,23 @@ def command() -> None:
 @command.command(hidden=True)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--from", "source", type=click.Path(path_type=Path), help="A folder of your own; default: the embedded data."
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="WHERE",
+    help="A folder or file of your own, or a Hugging Face data set (text only); default: the embedded data.",
 )
 @click.option("--name", help="What to call it; default: what the recipe's config names.")
 @click.option("--replace", is_flag=True, help="Prepare it again if it is there already.")
 @click.option("--report", "is_report", is_flag=True, help="Look at what is prepared: a page with pictures beside it.")
+@click.option(
+    "--max-examples-per-split",
+    "most",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many documents of each split at most; the same as dataset.max_examples_per_split=N.",
+)
+@click.option("--full", "is_full", is_flag=True, help="All documents, whatever the preset says.")
 @json_option
 def prepare(**given: object) -> None:
     """Prepare data.
@@ -65,6 +79,8 @@ def prepare(**given: object) -> None:
       rung data piano --from ~/maestro --name maestro
       rung data piano --replace dataset.pause_detection_threshold=2
       rung data world --report
+      rung data text --max-examples-per-split 50
+      rung data text --from ccdv/arxiv-classification --name arxiv --full
     """
 
 
@@ -75,8 +91,14 @@ def run_prepare(
     name: str | None,
     replace: bool,
     is_report: bool,
+    most: int | None,
+    is_full: bool,
     as_json: bool,
 ) -> None:
+    if most is not None and is_full:
+        raise DataError(f"--max-examples-per-split {most} contradicts --full, which takes all; give one of them")
+    if most is not None or is_full:
+        words = (*words, f"dataset.max_examples_per_split={0 if is_full else most}")
     resolved = resolve(recipe, words)
     if is_report:
         if source is not None or replace:

@@ -4,6 +4,7 @@
     <store>/<name>.bin      one array per name, raw little-endian numbers
     <store>/index.jsonl     one record per line: start, length, split, and whatever the recipe wants to remember
     <store>/splits.json     split -> record numbers
+    <store>/...             whatever else the recipe keeps with its data: the files of a tokenizer
 
 A store is whole or absent: it is written beside its final name and moved there last. Opening checks what is cheap (the
 manifest, names, sizes); `verify` hashes every byte. What a record is, is the recipe's business.
@@ -90,6 +91,20 @@ class Store:
     def splits(self) -> list[str]:
         return list(self._splits)
 
+    def file(self, name: str) -> bytes:
+        """What the recipe put beside the arrays under this name, with its hash checked: these files are small."""
+        spec = self.manifest["files"].get(name)
+        if spec is None:
+            raise DataError(f"{self.path} holds no {name}; {_again(self.path, self.manifest['kind'])}")
+        data = (self.path / name).read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != spec["sha256"]:
+            raise DataError(
+                f"{self.path} is damaged: {name} has hash {found[:8]}.., the manifest says {spec['sha256'][:8]}..; "
+                f"{_again(self.path, self.manifest['kind'])}"
+            )
+        return data
+
     def verify(self) -> list[str]:
         """Hashes every file; returns the problems found, worst first, and nothing when all is well."""
         problems = []
@@ -117,20 +132,13 @@ class StoreWriter:
         self._new_folders: list[Path] = []
         self._specs: dict[str, dict[str, Any]] = {}
         self._files: dict[str, BinaryIO] = {}
+        self._others: list[str] = []
         self._num_records = 0
         self._splits: dict[str, list[int]] = {}
 
     def __enter__(self) -> StoreWriter:
         try:
-            if self.out.exists() and not self.replace:
-                raise DataError(
-                    f"{self.out} exists already; pass --replace to prepare it again, or --name for another place"
-                )
-            if self.out.exists() and not _is_replaceable(self.out):
-                raise DataError(
-                    f"{self.out} is not a store of rung (it has no manifest.json of one) and is left alone; pass "
-                    "--name, or move it away"
-                )
+            check_free(self.out, self.replace)
             self._new_folders = [folder for folder in self.out.parents if not folder.exists()]
             self._beside.mkdir(parents=True)
             self._index = (self._beside / "index.jsonl").open("wb")
@@ -173,6 +181,14 @@ class StoreWriter:
         if min_id < kind.min:
             raise DataError(f"id {min_id} does not fit the {kind.dtype.name} of {name} (at least {kind.min})")
 
+    def file(self, name: str, data: bytes) -> None:
+        """Keeps a file with the data: listed and hashed in the manifest, a part of the fingerprint."""
+        taken = {"manifest.json", "index.jsonl", "splits.json", *self._others}
+        if name in taken or Path(name).name != name or not name or name.startswith(".") or name.endswith(".bin"):
+            raise ValueError(f"{name!r} cannot be a file of a store: it is taken, hidden, an array or no plain name")
+        (self._beside / name).write_bytes(data)
+        self._others.append(name)
+
     def record(self, split: str, start: int, length: int, **fields: Any) -> None:
         row = {"start": int(start), "length": int(length), "split": split, **fields}
         self._index.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", _ODD) + b"\n")
@@ -205,7 +221,7 @@ class StoreWriter:
 
     def _finish(self) -> None:
         (self._beside / "splits.json").write_text(json.dumps(self._splits), "utf-8")
-        names = [f"{name}.bin" for name in self._specs] + ["index.jsonl", "splits.json"]
+        names = [f"{name}.bin" for name in self._specs] + ["index.jsonl", "splits.json", *self._others]
         manifest = {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -240,6 +256,22 @@ def swap(new: Path, out: Path) -> None:
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def check_free(out: Path, replace: bool) -> None:
+    """Refuses a place that is taken, unless a store is there and may be replaced, and one that cannot be written."""
+    if out.exists() and not replace:
+        raise DataError(f"{out} exists already; pass --replace to prepare it again, or --name for another place")
+    if out.exists() and not _is_replaceable(out):
+        raise DataError(
+            f"{out} is not a store of rung (it has no manifest.json of one) and is left alone; pass --name, or move it "
+            "away"
+        )
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise DataError(
+            f"cannot write {out}: {nearest} is not a folder that can be written; choose another place with --name"
+        )
 
 
 def check_apart(source: Path, out: Path) -> None:

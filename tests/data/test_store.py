@@ -330,6 +330,50 @@ def test_rows_of_another_shape(out: Path) -> None:
             writer.append("x", np.zeros((4, 2), np.float32))
 
 
+# Other files
+
+
+def write_with(out: Path, **files: bytes) -> Store:
+    with StoreWriter(out, "text") as writer:
+        writer.array("tokens", np.uint16)
+        for name, data in files.items():
+            writer.file(f"{name}.json", data)
+    return Store.open(out)
+
+
+def test_a_recipe_keeps_its_own_files_with_the_data(out: Path) -> None:
+    store = write_with(out, words=b"[1]", merges=b"")
+    assert store.file("words.json") == b"[1]"
+    assert store.file("merges.json") == b""
+    assert store.verify() == []
+    other = write_with(out.with_name("other"), words=b"[2]", merges=b"")
+    assert other.fingerprint != store.fingerprint, "they are a part of what the data is"
+    with pytest.raises(DataError, match=r"holds no vocabulary\.txt; prepare it again"):
+        store.file("vocabulary.txt")
+
+
+def test_a_changed_file_is_not_handed_out(out: Path) -> None:
+    store = write_with(out, words=b"[1]")
+    (out / "words.json").write_bytes(b"[2]")
+    assert store.verify()[0].startswith("words.json has hash")
+    with pytest.raises(DataError, match=r"is damaged: words\.json has hash"):
+        store.file("words.json")
+    (out / "words.json").unlink()
+    with pytest.raises(DataError, match=r"words\.json is missing"):
+        Store.open(out)
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "index.jsonl", "splits.json", "tokens.bin", "../a", "a/b", ".a", "", "twice.json"]
+)
+def test_a_file_cannot_take_the_place_of_another(out: Path, name: str) -> None:
+    with StoreWriter(out, "text") as writer:
+        writer.array("tokens", np.uint16)
+        writer.file("twice.json", b"")
+        with pytest.raises(ValueError, match="cannot be a file of a store"):
+            writer.file(name, b"")
+
+
 # Damage
 
 

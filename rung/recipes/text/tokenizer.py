@@ -1,0 +1,248 @@
+"""Text to ids and back, four ways: bytes, characters, a BPE learned from the data, or anybody's tokenizer.json.
+
+A tokenizer is a value: its files lie in the store it made, `of_store` reads them there and needs no network, and for
+bytes and characters no package either. decode(encode(text)) == text for bytes, characters and bpe; what a foreign
+tokenizer loses is its own affair.
+
+The one surprising thing is that no text is ever a special token: a document that quotes <|endoftext|> is encoded as the
+characters it consists of. Only the packing writes `end`, after a document.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rung.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rung.data.store import Store
+
+KINDS = ("bytes", "characters", "bpe")
+END_TOKEN = "<|endoftext|>"
+# What others call the end of a document, where their folder has no tokenizer_config.json that says so.
+KNOWN_ENDS = (END_TOKEN, "<|end_of_text|>", "</s>", "<|eot_id|>", "<eos>", "[SEP]")
+SMALLEST_BPE = 257  # every byte, and the end
+LOST = "\ufffd"
+
+
+class Tokenizer(ABC):
+    """What the packing, the recipe and the samples know of a tokenizer."""
+
+    kind: str
+    vocab_size: int
+    end: int | None  # the id after a document, if there is one
+    files: Mapping[str, bytes]  # what a store keeps, to build it again
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        """The text of ids; `end` and other special ids have none. Ids that mean nothing become U+FFFD or nothing."""
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_batch([text])[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    @property
+    def hash(self) -> str:
+        """The same for the same mapping of text to ids; of a tokenizer.json, whoever made it, that of the file."""
+        main = next(iter(self.files.values()), self.kind.encode())
+        return hashlib.sha256(main).hexdigest()[:16]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "hash": self.hash,
+            "vocab_size": self.vocab_size,
+            "end": self.end,
+            "files": list(self.files),
+        }
+
+    @staticmethod
+    def of_store(store: Store) -> Tokenizer:
+        about = store.info["tokenizer"]
+        return of_files(about["kind"], {name: store.file(name) for name in about["files"]})
+
+    @staticmethod
+    def of_folder(folder: Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder, or of a tokenizer.json."""
+        folder = folder.parent if folder.name == "tokenizer.json" else folder
+        main = folder / "tokenizer.json"
+        if not main.is_file():
+            raise DataError(
+                f"{folder} has no tokenizer.json; save one there with `tokenizer.save_pretrained`, or set "
+                f"dataset.tokenizer to {', '.join(KINDS)}"
+            )
+        names = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).is_file()]
+        return of_files("hf", {name: (folder / name).read_bytes() for name in names})
+
+
+def of_files(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+    """Builds a tokenizer again from what a store keeps of it."""
+    if kind == "bytes":
+        return Bytes()
+    if kind == "characters":
+        return Characters(json.loads(files["characters.json"]))
+    return Subwords(kind, files)
+
+
+def learn(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer of one of KINDS, fitted to the texts of the training split."""
+    if kind == "bytes":
+        return Bytes()
+    if kind == "characters":
+        return Characters("".join(sorted(set().union(*map(set, texts)))))
+    assert kind == "bpe", kind
+    return Subwords("bpe", {"tokenizer.json": _learn_bpe(texts, vocab_size)})
+
+
+def version() -> str:
+    """Of the package that learns and encodes subwords; another one may merge differently."""
+    try:
+        return str(_package().__version__)
+    except DataError:
+        return "none"
+
+
+def check(kind: str, vocab_size: int) -> None:
+    """Refuses what cannot become a tokenizer, before anything is read."""
+    if kind == "bpe" and not SMALLEST_BPE <= vocab_size <= 1 << 31:
+        raise ConfigError(
+            f"dataset.vocab_size={vocab_size} is too {'small' if vocab_size < SMALLEST_BPE else 'large'} for bpe: it "
+            f"needs {SMALLEST_BPE}, one for each byte and one for the end of a document, and can have 2**31"
+        )
+    if kind == "bpe":
+        _package()
+    elif kind not in KINDS:
+        if not Path(kind).exists():
+            raise ConfigError(
+                f"dataset.tokenizer={kind} is neither {', '.join(KINDS)} nor a folder here with a tokenizer.json"
+            )
+        Tokenizer.of_folder(Path(kind))
+
+
+class Bytes(Tokenizer):
+    """UTF-8, and one id for the end of a document."""
+
+    kind, vocab_size, end, files = "bytes", 257, 256, {}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype) for text in texts]
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        return bytes(int(i) for i in ids if i < 256).decode("utf-8", "replace")
+
+
+class Characters(Tokenizer):
+    """The characters that occur in the training split, in the order of their code points; no end of a document."""
+
+    kind, end = "characters", None
+
+    def __init__(self, characters: str) -> None:
+        if not characters:
+            raise DataError("there is no character to learn from in the train split")
+        self.characters = characters
+        self.vocab_size = len(characters)
+        self.files = {"characters.json": json.dumps(characters).encode()}
+        self._codes = _codes(characters)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> np.ndarray:
+        codes = _codes(text)
+        ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
+        unknown = self._codes[ids] != codes
+        if unknown.any():
+            where = int(unknown.argmax())
+            raise DataError(
+                f"{text[where]!a} (U+{ord(text[where]):04X}), at place {where} of a text, is not among the "
+                f"{self.vocab_size} characters of the train split; set dataset.tokenizer to bytes or bpe"
+            )
+        return ids.astype(self.dtype)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        return "".join(self.characters[int(i)] if i < self.vocab_size else LOST for i in ids)
+
+
+class Subwords(Tokenizer):
+    """A tokenizer.json: one that was learned here (bpe), or one of others (hf)."""
+
+    def __init__(self, kind: str, files: Mapping[str, bytes]) -> None:
+        self.kind, self.files = kind, dict(files)
+        try:
+            self._inner = _package().Tokenizer.from_str(files["tokenizer.json"].decode("utf-8"))
+        except DataError:
+            raise
+        except Exception as error:  # the package raises plain Exception
+            raise DataError(f"the tokenizer.json cannot be read ({error}); save it again") from error
+        self._inner.no_truncation()  # a file made for training a classifier may cut every text at 512
+        self._inner.no_padding()
+        self._inner.encode_special_tokens = True
+        self.vocab_size = max(self._inner.get_vocab().values(), default=-1) + 1
+        self.end = self._find_end()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in found]
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        known = [int(i) for i in ids if i < self.vocab_size]
+        return str(self._inner.decode(known, skip_special_tokens=True))
+
+    def _find_end(self) -> int | None:
+        named = json.loads(self.files.get("tokenizer_config.json", b"{}")).get("eos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        for token in (named, *KNOWN_ENDS):
+            if token and (number := self._inner.token_to_id(token)) is not None:
+                return int(number)
+        return None
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def _learn_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
+    """Byte-level BPE as GPT-2 has it. Ties are broken by ids, so that the same texts give the same file."""
+    package = _package()
+    inner = package.Tokenizer(package.models.BPE())
+    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKEN],
+        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_not_empty(texts), trainer)
+    return bytes(inner.to_str().encode())
+
+
+def _not_empty(texts: Iterable[str]) -> Iterator[str]:
+    return (text for text in texts if text)
+
+
+@functools.cache
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise DataError(
+            "subwords need the package tokenizers, which is not installed: `pip install 'rung[llm]'`, or set "
+            "dataset.tokenizer=bytes"
+        ) from error
+    return tokenizers
