@@ -14,6 +14,7 @@ import click
 
 from rung import __version__
 from rung.errors import UserError
+from rung.text import visible
 
 VERBS = {
     "data": "Prepare, describe or verify a data set.",
@@ -99,7 +100,7 @@ def main() -> None:
         code = cli.main(prog_name="rung", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        click.echo(f"rung: {error}", err=True)
+        click.echo(f"rung: {visible(str(error))}", err=True)  # it may quote a file's name, and that anything
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

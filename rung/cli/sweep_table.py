@@ -1,0 +1,285 @@
+"""What a person sees of a sweep: its plan, how it goes, how it ended. Reads the record, changes nothing.
+
+On a terminal a table that is kept up to date; elsewhere one line for each change of a point.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rung.cli.table import loss_text, one_line, print_table, value_text
+from rung.errors import UserError
+from rung.runs.files import to_json
+from rung.units import duration
+
+if TYPE_CHECKING:
+    from rung.runs.query import Run
+    from rung.sweep.space import Point, Sweep
+    from rung.sweep.state import State
+
+_STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow", "lost": "magenta"}
+MOST_LIVE = 40  # rows of the live table; the rest is counted below it
+
+
+def print_first(sweep: Sweep, found: dict[str, State], is_quiet: bool) -> None:
+    """One line on what is finished, what goes on and what is new."""
+    words = Counter(_plan_word(one) for one in found.values())
+    told = ", ".join(f"{num} {word}" for word, num in words.items()) or "to be found by a search"
+    points = f"{len(sweep.points)} points: {told}"
+    click.echo(one_line(f"{sweep.name}: {points}; {sweep.recipe}, runs of {sweep.experiment}"), err=is_quiet)
+
+
+def print_plan(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
+    """The points before anything starts."""
+    if as_json:
+        print_end(sweep, found, as_json=True)
+        return
+    print_first(sweep, found, is_quiet=False)
+    if sweep.points:
+        names = _varied(sweep)
+        rows = [[str(i), *_varies(one, names), _plan_word(found[one.key]), _note(found[one.key])]
+                for i, one in enumerate(sweep.points)]  # fmt: skip
+        print_table(["point", *names, "state", ""], rows, _numeric(sweep, names))
+
+
+def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
+    """Every point with its state, run and best loss; over seeds mean and sd; and what to type next."""
+    if as_json:
+        points = [_plain(sweep, i, one, found[one.key]) for i, one in enumerate(sweep.points)]
+        told = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment, "points": points}
+        click.echo(to_json({**told, "over_seeds": over_seeds(sweep, found)}).decode())
+        return
+    _print_points(sweep, found)
+    _print_groups(sweep, over_seeds(sweep, found))
+    words = Counter(one.word for one in found.values())
+    click.echo(f"\n{sweep.name}: " + (", ".join(f"{num} {word}" for word, num in words.items()) or "no points yet"))
+    for one in sweep.points:
+        if found[one.key].word == "failed":
+            click.echo(f"{one_line(one.told)} failed: {found[one.key].text}")
+    if words["finished"]:
+        click.echo(f"compare them with `rung sweep report {sweep.name}`")
+
+
+def _print_points(sweep: Sweep, found: dict[str, State]) -> None:
+    names, split = _varied(sweep), sweep.eval_split
+    rows = []
+    for i, one in enumerate(sweep.points):
+        now = found[one.key]
+        more = [loss_text(examined(now.run, split))] if split else []
+        # A failure is told in full below the table.
+        note = "" if now.word in ("failed", "finished") else _note(now)
+        rows.append([str(i), *_varies(one, names), now.word, *_run_cells(now.run), *more, note])
+    head = ["point", *names, "state", "run", "step", "best loss", *([f"{split} loss"] if split else []), ""]
+    after = len(names) + 3
+    print_table(head, rows, [*_numeric(sweep, names), after, after + 1, *([after + 2] if split else [])])
+
+
+def _print_groups(sweep: Sweep, groups: Sequence[dict[str, Any]]) -> None:
+    names = [name for name in _varied(sweep) if name != "seed"]
+    if groups:
+        click.echo()
+        rows = [[*(value_text(group["varies"].get(name)) for name in names), str(group["n"]), _spread(group)]
+                for group in groups]  # fmt: skip
+        print_table([*names, "seeds", "best loss over seeds"], rows)
+
+
+def over_seeds(sweep: Sweep, found: dict[str, State]) -> list[dict[str, Any]]:
+    """Points that differ in their seed alone: mean and sd of the best loss of those that finished."""
+    if "seed" not in _varied(sweep):
+        return []
+    groups: dict[str, dict[str, Any]] = {}
+    for one in sweep.points:
+        rest = {name: value for name, value in one.varies.items() if name != "seed"}
+        group = groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {"varies": rest, "losses": []})
+        run = found[one.key].run
+        loss = (run.best or {}).get("loss") if run is not None and found[one.key].word == "finished" else None
+        if isinstance(loss, int | float) and math.isfinite(loss):
+            group["losses"].append(float(loss))
+    for group in groups.values():
+        losses = group.pop("losses")
+        group["n"] = len(losses)
+        group["mean"] = statistics.fmean(losses) if losses else None
+        group["sd"] = statistics.stdev(losses) if len(losses) > 1 else None
+    return list(groups.values())
+
+
+def print_sweeps(found: Sequence[Sweep], runs: Path, as_json: bool) -> None:
+    from rung.sweep.state import states
+
+    rows: list[dict[str, Any]] = []
+    for sweep in found:
+        words = Counter(one.word for one in states(sweep).values())
+        rows.append({"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment,
+                     "points": len(sweep.points), "states": dict(words), "path": str(sweep.folder)})  # fmt: skip
+    if as_json:
+        click.echo(to_json(rows).decode())
+    elif not rows:
+        click.echo(f"no sweeps under {runs}")
+    else:
+        cells = [[row["name"], row["recipe"], row["experiment"], str(row["points"]),
+                  ", ".join(f"{num} {word}" for word, num in row["states"].items())] for row in rows]  # fmt: skip
+        print_table(["sweep", "recipe", "experiment", "points", "states"], cells, [3])
+
+
+class Display:
+    """How a sweep goes. `told` is what launchers call."""
+
+    def __init__(self, sweep: Sweep, found: dict[str, State], is_quiet: bool) -> None:
+        self._sweep, self._out = sweep, sys.stderr if is_quiet else sys.stdout
+        self._names = {one.key: one.told for one in sweep.points}
+        self._words = {key: (one.word, "") for key, one in found.items() if one.word in ("finished", "failed")}
+        self._num_points = int((sweep.search or {}).get("trials", 20)) if sweep.search else len(sweep.points)
+        self._live: Any = None
+
+    def __enter__(self) -> Display:
+        if self._out.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(
+                console=Console(file=self._out), get_renderable=self._shown, refresh_per_second=1, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def told(self, key: str, word: str, where: str) -> None:
+        if self._words.get(key) == (word, where):
+            return
+        self._words[key] = word, where
+        if self._live is None and word != "waiting":
+            name = self._names.get(key) or self._name_again(key)
+            num_done = sum(one in ("finished", "failed") for one, _ in self._words.values())
+            about = f" ({one_line(where)})" if where else ""
+            print(f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}", file=self._out, flush=True)
+
+    def _name_again(self, key: str) -> str:
+        """A point that a search has found since."""
+        from rung.sweep.plan import load
+
+        self._names = {one.key: one.told for one in load(self._sweep.folder).points}
+        return self._names.get(key, key)
+
+    def _shown(self) -> Any:
+        """Called about once a second, from a thread of rich, which an error would end."""
+        try:
+            return self._table()
+        except (OSError, UserError) as error:
+            return one_line(error).replace("[", "\\[")
+
+    def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        from rung.sweep.plan import load
+        from rung.sweep.state import states
+
+        sweep = load(self._sweep.folder)
+        found = states(sweep, sweep.experiment)
+        names = _varied(sweep)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head in ["point", *names, "state", "run", "step", "loss", "eta"]:
+            table.add_column(head, no_wrap=True)
+        first = [one for one in sweep.points if found[one.key].word in ("running", "lost", "failed")]
+        rest = [one for one in sweep.points if one not in first]
+        chosen = {one.key for one in [*first, *rest][:MOST_LIVE]}
+        for i, one in enumerate(sweep.points):
+            if one.key in chosen:
+                now = found[one.key]
+                cells = [str(i), *_varies(one, names), now.word, *progress_cells(now)]
+                table.add_row(*[Text(cell, style=_STYLES.get(cell, "")) for cell in cells])
+        if len(sweep.points) > MOST_LIVE:
+            words = Counter(one.word for one in found.values())
+            table.add_row(Text("all: " + ", ".join(f"{num} {word}" for word, num in words.items())))
+        return table
+
+
+def progress_cells(now: State) -> list[str]:
+    """Run, step of how many, last loss, and how long it will take; of a run that goes on."""
+    from rung.runs.metrics import last_row
+
+    run = now.run
+    if run is None:
+        return ["-", "-", "-", ""]
+    total = (run.document.get("derived") or {}).get("num_steps")
+    step = run.step
+    row = (last_row(run.path / "metrics") or {}) if now.word == "running" else {}
+    loss = row.get("loss", (run.best or {}).get("loss"))
+    eta = ""
+    if isinstance(total, int) and step is not None and row.get("step_s"):
+        eta = duration((total - step - 1) * row["step_s"])
+    return [run.id, "-" if step is None else f"{step}/{total}" if total else str(step), loss_text(loss), eta]
+
+
+def examined(run: Run | None, split: str | None) -> float | None:
+    """The loss of the last examination on a split: the mean over its groups where there are some."""
+    from rung.runs.files import read_json
+
+    files = sorted((run.path / "evals").glob(f"{split}-*.json"), key=lambda f: f.stat().st_mtime) if run else []
+    if not files or split is None:
+        return None
+    try:
+        sets = read_json(files[-1])["sets"]
+        of = sets.get(split) or next(iter(sets.values()))
+        return float((of.get("mean_of_groups") or of)["loss"])
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError):
+        return None
+
+
+def _plain(sweep: Sweep, number: int, point: Point, now: State) -> dict[str, Any]:
+    run = now.run
+    told = {"number": number, "key": point.key, "varies": dict(point.varies), "words": list(point.words)}
+    told |= {"state": now.word, "where": now.where, "text": now.text, "run": run.id if run else None}
+    best = (run.best or {}).get("loss") if run else None
+    told |= {"status": run.status if run else None, "step": run.step if run else None, "best_loss": best}
+    return told | ({"eval_loss": examined(run, sweep.eval_split)} if sweep.eval_split else {})
+
+
+def _plan_word(now: State) -> str:
+    words = {"waiting": "new", "stopped": "goes on", "lost": "goes on", "running": "running"}
+    return "tried again" if now.word == "failed" and not now.is_final else words.get(now.word, now.word)
+
+
+def _note(now: State) -> str:
+    if now.word == "finished" and now.run is not None:
+        return now.run.id
+    return one_line(now.text)
+
+
+def _run_cells(run: Run | None) -> list[str]:
+    if run is None:
+        return ["-", "-", "-"]
+    return [run.id, "-" if run.step is None else str(run.step), loss_text((run.best or {}).get("loss"))]
+
+
+def _varied(sweep: Sweep) -> list[str]:
+    return list(dict.fromkeys(name for one in sweep.points for name in one.varies))
+
+
+def _varies(point: Point, names: Sequence[str]) -> list[str]:
+    return [value_text(point.varies[name]) if name in point.varies else "" for name in names]
+
+
+def _numeric(sweep: Sweep, names: Sequence[str]) -> list[int]:
+    def is_number(name: str) -> bool:
+        return all(isinstance(one.varies.get(name, 0), int | float) for one in sweep.points)
+
+    return [0, *(i + 1 for i, name in enumerate(names) if is_number(name))]
+
+
+def _spread(group: dict[str, Any]) -> str:
+    if group["mean"] is None:
+        return "-"
+    return f"{group['mean']:.4f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2g}")

@@ -1,0 +1,330 @@
+"""The plan of a sweep: read from a sweep file, then kept in sweep.json, which is what every process goes by.
+
+The file is strict: an unknown key is an error with the nearest name, and so is a key with two values, an empty grid and
+a point that is there twice. Whether the recipe takes the keys is left to the command line, which asks it.
+
+The surprising thing: a plan only grows. A point that a later edit of the file leaves out stays in sweep.json, marked
+as retired, because another process may be training it at this moment. Config files are copied beside the plan, so that
+an edit in the middle of a sweep does not split it in two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rung.config import Layer, Schema, key, load_file
+from rung.errors import ConfigError, RunError, UserError
+from rung.files import write_whole
+from rung.runs.files import locked, read_json, refused, write_json
+from rung.runs.record import check_name
+from rung.sweep.space import Point, Sweep, grid_points, make_point, split_files, word
+from rung.text import one_line
+
+SCHEMA = 1
+SWEEPS = ".sweeps"
+CONFIGS = "config"
+MOST_POINTS = 10_000  # more are a slip of the keyboard: each is a training
+LAUNCH = (
+    "on", "threads", "gpus", "mem_gb",  # for every launcher
+    "slots",  # on this machine
+    "address", "resources",  # on Ray
+    "partition", "time", "gpus_per_node", "cpus_per_task", "account", "qos", "array_parallelism", "setup",
+    "signal_delay_s", "sbatch",  # on SLURM
+    "image", "claim", "mount", "accelerators",  # in files for other clusters
+)  # fmt: skip
+
+
+@dataclass
+class SweepFile:
+    """The keys of a sweep file."""
+
+    name: str = key("", "What the sweep is called; default: the name of the file.")
+    recipe: str = key("", "The recipe to train: piano, text, world, or package.module:Class.")
+    preset: str = key("", "The preset that all points start from; default: the recipe's own.")
+    config: list[str] = key([], "YAML files of keys for all points, relative to the sweep file.")
+    set: dict[str, Any] = key({}, "Keys and values for all points.")
+    grid: dict[str, Any] = key({}, "Key -> list of values; every combination is a point.")
+    points: list[Any] = key([], "A list of {key: value}; each is a point, combined with the grid if there is one.")
+    search: dict[str, Any] = key({}, "A search instead of a grid: trials, metric, space.")
+    experiment: str = key("", "The series to file the runs under; default: the name.")
+    eval: str = key("", "The split to evaluate each finished run on, such as test; default: none.")
+    retries: int = key(1, "How often a training that crashed is started again.", low=0, high=1000)
+    ranks: int = key(1, "Processes of one run, under torchrun where more than one.", low=1, high=4096)
+    launch: dict[str, Any] = key({}, "Where and how: on, slots, threads, gpus, and what a cluster wants to know.")
+    why: str = key("", "What the sweep is to find out; kept with each run.")
+
+
+_FREE = ("set", "grid", "points", "search", "launch")  # may hold ${references}, which are the recipe's business
+
+
+def read_plan(file: Path, runs: Path, name: str | None = None) -> Sweep:
+    """The sweep that a file describes. Nothing is written; see keep()."""
+    tree = load_file(file)
+    wrong: list[str] = []
+    described = _typed(tree, file, wrong)
+    free = {name: _given(tree, name) for name in _FREE}
+    wrong += _shapes(free, tree)
+    if not described.recipe:
+        wrong.append("recipe is missing; name what to train, as in `recipe: piano`")
+    if wrong:
+        raise ConfigError("\n".join([f"{file} cannot be swept:", *(f"  {line}" for line in wrong)]))
+    called = name or described.name or file.stem
+    _check_name(called, file)
+    experiment = described.experiment or called
+    check_name(experiment)
+    configs = [str((file.parent / one).resolve()) for one in described.config]
+    shared = [*([f"preset={described.preset}"] if described.preset else [])]
+    shared += [part for one in configs for part in ("-c", one)]
+    shared += [word(one, value) for one, value in free["set"].items()]
+    points = [make_point(described.recipe, shared, varies) for varies in _combined(free)]
+    _refuse_twins(points, file)
+    root = runs.absolute()
+    return Sweep(
+        name=called,
+        folder=root / SWEEPS / called,
+        runs=root,
+        recipe=described.recipe,
+        experiment=experiment,
+        points=tuple(points),
+        eval_split=described.eval or None,
+        retries=described.retries,
+        ranks=described.ranks,
+        launch=free["launch"],
+        metric=free["search"].get("metric"),
+        search=free["search"] or None,
+        why=described.why or None,
+        words=tuple(shared),
+    )
+
+
+def keep(sweep: Sweep) -> Sweep:
+    """Writes the plan into its folder, beside what was planned there before, and returns it as it is kept."""
+    file = sweep.folder / "sweep.json"
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        with locked(sweep.folder):
+            before = refuse_another(sweep)
+            copied = _copies(sweep)
+            sweep = dataclasses.replace(
+                sweep,
+                points=tuple(dataclasses.replace(one, words=copied(one.words)) for one in sweep.points),
+                words=copied(sweep.words),
+            )
+            _write(sweep, before)
+    except OSError as error:
+        raise refused(str(file), error) from error
+    return load(sweep.folder)
+
+
+def refuse_another(sweep: Sweep) -> dict[str, Any] | None:
+    """What was planned before under this name; refuses a sweep of another recipe."""
+    if not (sweep.folder / "sweep.json").exists():
+        return None
+    before = _document(sweep.folder)
+    if before.get("recipe") != sweep.recipe:
+        raise UserError(
+            f"there is a sweep {sweep.name} of {before.get('recipe')} under {sweep.runs}, and this one is of "
+            f"{sweep.recipe}; call it something else with --name NAME."
+        )
+    return before
+
+
+def add_points(sweep: Sweep, points: Iterable[Point]) -> Sweep:
+    """Writes further points into the plan, as a search finds them; those that are there already stay as they are."""
+    try:
+        with locked(sweep.folder):
+            known = load(sweep.folder)
+            by_key = {one.key: one for one in [*points, *known.points]}
+            there = {one.key for one in known.points}
+            new = [one for key, one in by_key.items() if key not in there]
+            grown = dataclasses.replace(known, points=(*known.points, *new))
+            _write(grown, _document(sweep.folder))
+    except OSError as error:
+        raise refused(str(sweep.folder / "sweep.json"), error) from error
+    return load(sweep.folder)
+
+
+def load(folder: Path, with_retired: bool = False) -> Sweep:
+    """The sweep that is kept in a folder, which may have been moved, or be mounted elsewhere."""
+    folder = folder.absolute()
+    kept = _document(folder)
+    try:
+        points = [one for one in kept["points"] if with_retired or not one.get("retired")]
+        return Sweep(
+            name=kept["name"],
+            folder=folder,
+            runs=folder.parent.parent,
+            recipe=kept["recipe"],
+            experiment=kept["experiment"],
+            points=tuple(Point(one["key"], _placed(one["words"], folder), one["varies"]) for one in points),
+            eval_split=kept["eval_split"],
+            retries=kept["retries"],
+            ranks=kept["ranks"],
+            launch=kept["launch"],
+            metric=kept["metric"],
+            search=kept["search"],
+            why=kept["why"],
+            words=_placed(kept["words"], folder),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{folder / 'sweep.json'} is damaged: {error!r}; start the sweep again from its file.") from None
+
+
+def find_sweep(name: str, runs: Path) -> Sweep:
+    """The kept sweep of this name."""
+    folder = runs.absolute() / SWEEPS / name
+    if name and "/" not in name and (folder / "sweep.json").is_file():
+        return load(folder)
+    known = [path.name for path in sweeps(runs)]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}." if known else "there are none yet."
+    raise RunError(f"there is no sweep {one_line(name)} under {runs}; {hint}")
+
+
+def sweeps(runs: Path) -> list[Path]:
+    """The folders of all sweeps under `runs`."""
+    return sorted(path.parent for path in (runs.absolute() / SWEEPS).glob("*/sweep.json"))
+
+
+def _typed(tree: Mapping[str, Any], file: Path, wrong: list[str]) -> SweepFile:
+    schema = Schema({"sweep": SweepFile}, "`rung sweep --help`")
+    given = {name: value for name, value in tree.items() if name not in _FREE and value is not None}
+    try:
+        found: SweepFile = schema.resolve([Layer(f"file {file.name}", given)]).view("sweep")
+        return found
+    except ConfigError as error:
+        wrong += str(error).splitlines()
+        return SweepFile(recipe="?")
+
+
+def _given(tree: Mapping[str, Any], name: str) -> Any:
+    """What the file says; a name with nothing behind it is an empty one."""
+    value = tree.get(name)
+    return value if value is not None else [] if name == "points" else {}
+
+
+def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the parts that hold keys of the recipe."""
+    wrong = []
+    for name in ("set", "grid", "search", "launch"):
+        if not isinstance(free[name], dict):
+            return [f"{name} must hold keys and values, not {one_line(free[name])!r}"]
+    if not isinstance(free["points"], list) or not all(isinstance(one, dict) and one for one in free["points"]):
+        return ["points must be a list of keys and values, such as `- {lr.learning_rate: 1e-3, seed: 0}`"]
+    for name, values in free["grid"].items():
+        if not isinstance(values, list):
+            wrong.append(f"grid: {name} must be a list of values, such as [{one_line(values)}]")
+        elif not values:
+            wrong.append(f"grid: {name} has no values, so there is no point; give at least one")
+    places = {"set": set(free["set"]), "grid": set(free["grid"]), "points": {k for one in free["points"] for k in one}}
+    if tree.get("preset"):
+        places["preset"] = {"preset"}
+    for first, second in (("set", "grid"), ("set", "points"), ("grid", "points"), ("preset", "grid"),
+                          ("preset", "points"), ("preset", "set")):  # fmt: skip
+        both = sorted(places.get(first, set()) & places[second])
+        wrong += [f"{name} is given in {first} and in {second}; keep one" for name in both]
+    if not (free["grid"] or free["points"] or free["search"]):
+        wrong.append("nothing varies: give a grid, a list of points or a search (one run is `rung train`)")
+    if free["search"] and (free["grid"] or free["points"]):
+        wrong.append("a search chooses its own points; leave out grid and points, or leave out search")
+    for name in free["launch"]:
+        if name not in LAUNCH:
+            near = difflib.get_close_matches(str(name), LAUNCH, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f" (there are {', '.join(LAUNCH)})"
+            wrong.append(f"launch: {one_line(name)} is not an option{hint}")
+    return wrong
+
+
+def _combined(free: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if free["search"]:
+        return []
+    num_points = max(1, len(free["points"]))
+    for values in free["grid"].values():
+        num_points *= len(values)
+    if num_points > MOST_POINTS:
+        raise ConfigError(f"that is {num_points} points, and a sweep has at most {MOST_POINTS}; make the grid smaller")
+    return grid_points(free["grid"], free["points"])
+
+
+def _refuse_twins(points: Sequence[Point], file: Path) -> None:
+    by_key: dict[str, list[int]] = {}
+    for number, point in enumerate(points, start=1):
+        by_key.setdefault(point.key, []).append(number)
+    twins = [places for places in by_key.values() if len(places) > 1]
+    if twins:
+        lines = [f"  points {' and '.join(map(str, places))}: {points[places[0] - 1].told}" for places in twins]
+        raise ConfigError("\n".join([f"{file} has points that are there more than once; keep one of each:", *lines]))
+
+
+def _check_name(name: str, file: Path) -> None:
+    try:
+        check_name(name)
+    except RunError as error:
+        what = str(error).replace("an experiment", "a sweep")
+        raise ConfigError(f"{what[:-1]}; give `name: ...` in {file}, or --name.") from None
+
+
+def _copies(sweep: Sweep) -> Any:
+    """Copies the config files of a sweep beside its plan; returns what turns words into words that name the copies."""
+    places: dict[str, str] = {}
+    for file in split_files(sweep.words)[1]:
+        data = Path(file).read_bytes()
+        copy = sweep.folder / CONFIGS / f"{hashlib.blake2b(data, digest_size=4).hexdigest()}-{Path(file).name}"
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            write_whole(copy, data)
+        places[file] = str(copy)
+    return lambda words: tuple(places.get(one, one) for one in words)
+
+
+def _placed(words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Words whose config files are found wherever the folder lies now."""
+    return tuple(str(folder / one) if before == "-c" else one for before, one in zip(["", *words], words, strict=False))
+
+
+def _write(sweep: Sweep, before: Mapping[str, Any] | None) -> None:
+    def plain(words: Sequence[str]) -> list[str]:
+        return [
+            str(Path(one).relative_to(sweep.folder)) if last == "-c" else one
+            for last, one in zip(["", *words], words, strict=False)
+        ]
+
+    points: list[dict[str, Any]] = [
+        {"key": one.key, "words": plain(one.words), "varies": dict(one.varies)} for one in sweep.points
+    ]
+    kept = {one["key"] for one in points}
+    is_search = sweep.search is not None
+    for one in (before or {}).get("points", []):
+        if one["key"] not in kept:
+            points.append(one if is_search else {**one, "retired": True})
+    document = {
+        "schema": SCHEMA,
+        **{name: getattr(sweep, name) for name in ("name", "recipe", "experiment", "eval_split", "retries", "ranks")},
+        **{name: getattr(sweep, name) for name in ("launch", "metric", "search", "why")},
+        "words": plain(sweep.words),
+        "points": points,
+    }
+    write_json(sweep.folder / "sweep.json", document)
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    file = folder / "sweep.json"
+    try:
+        document = read_json(file)
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a sweep: it has no sweep.json.") from None
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {(error.strerror or str(error)).lower()}.") from error
+    except ValueError as error:
+        raise RunError(f"{file} is damaged: {error}; remove it and start the sweep again from its file.") from None
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int) or "points" not in document:
+        raise RunError(f"{file} is damaged: it names no schema or no points.")
+    if document["schema"] > SCHEMA:
+        raise RunError(f"{file} was written by a newer rung (schema {document['schema']}); upgrade rung.")
+    return document

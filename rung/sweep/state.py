@@ -1,0 +1,270 @@
+"""Who works on a point, and how each point stands. All of it lies in the sweep's folder and in the runs themselves.
+
+A claim is a numbered file, claims/<key>.<n>.json, made by a link, which only one can win. It names the process that
+works on the point, and when that is done, what came of it. The highest number counts. Whoever finds it released, or
+its process dead, may make the next. No lock is needed, so this also holds on network disks that have none.
+
+The surprising thing: claims are never deleted. A number that came free again could be won by two at once; and so the
+claims of a point are its history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rung.errors import RunError
+from rung.runs.files import read_json, refused, to_json, write_json
+from rung.runs.process import Liveness, liveness, this_process
+from rung.runs.query import Run, list_runs
+from rung.runs.record import utc_now
+from rung.sweep.space import Point, Sweep
+
+BEAT_S = 2.0  # between signs of life of a claim, and looks for a wish to stop
+OUTCOMES = ("finished", "stopped", "failed", "refused", "again")
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim on a point, as it lies on disk."""
+
+    path: Path
+    number: int
+    document: Mapping[str, Any]
+
+    @property
+    def outcome(self) -> str | None:
+        """finished, stopped, failed, refused (a mistake to mend), again (somebody wants another try); None: held."""
+        return self.document.get("outcome")
+
+    @property
+    def text(self) -> str:
+        return str(self.document.get("text") or "")
+
+    @property
+    def after(self) -> Mapping[str, Any]:
+        """outcome and text of the claim before this one."""
+        return self.document.get("after") or {}
+
+    def life(self) -> Liveness:
+        """Whether the process that holds it is there: by its pid on this machine, by its sign of life elsewhere."""
+        with contextlib.suppress(OSError):
+            return liveness(self.document.get("process"), self.path.stat().st_mtime)
+        return Liveness("vanished", "the claim is gone")
+
+    @property
+    def is_held(self) -> bool:
+        return self.outcome is None and self.life().word == "running"
+
+    @property
+    def where(self) -> str:
+        process = self.document.get("process") or {}
+        return f"{process.get('host')}:{process.get('pid')}"
+
+    def beat(self) -> bool:
+        """Gives a sign of life; False when somebody else has taken over, as after a long sleep of this machine."""
+        with contextlib.suppress(OSError):  # a full or absent disk is told by the training
+            os.utime(self.path)
+        return not _path(self.path.parent, _key(self.path), self.number + 1).exists()
+
+    def release(self, outcome: str, text: str = "", run: str | None = None) -> None:
+        """Lets go of the point and says what came of it."""
+        assert outcome in OUTCOMES
+        ended = {"outcome": outcome, "text": text, "run": run, "ended": utc_now()}
+        try:
+            write_json(self.path, {**self.document, **ended})
+        except OSError as error:
+            raise refused(str(self.path), error) from error
+
+
+def last_claim(sweep: Sweep, key: str) -> Claim | None:
+    """The claim that counts; None where nobody ever worked on the point."""
+    return _last(sweep.folder / "claims", key)
+
+
+def take(sweep: Sweep, key: str) -> Claim | None:
+    """The point for this process; None where another one that is alive holds it."""
+    folder = sweep.folder / "claims"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            last = _last(folder, key)
+            if last is not None and last.is_held:
+                return None
+            made = _make(folder, key, last)
+            if made is not None:
+                return made
+    except OSError as error:
+        raise refused(str(folder), error) from error
+
+
+def try_again(sweep: Sweep, key: str) -> None:
+    """Forgets that a point failed, so that it is worked on again."""
+    claim = take(sweep, key)
+    if claim is not None:
+        dataclasses.replace(claim, document={**claim.document, "again": utc_now()}).release("again")
+
+
+def _make(folder: Path, key: str, last: Claim | None) -> Claim | None:
+    number = last.number + 1 if last else 1
+    after = {"outcome": last.outcome, "text": last.text} if last else None
+    again = last.document.get("again") if last else None
+    document = {"process": this_process(), "taken": utc_now(), "outcome": None, "after": after, "again": again}
+    path = _path(folder, key, number)
+    beside = folder / f".{key}.{uuid.uuid4().hex}.part"
+    try:
+        beside.write_bytes(to_json(document) + b"\n")
+        try:
+            os.link(beside, path)  # whole from the first moment, and there is one winner
+        except FileExistsError:
+            return None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+    return Claim(path, number, document)
+
+
+def _path(folder: Path, key: str, number: int) -> Path:
+    return folder / f"{key}.{number}.json"
+
+
+def _key(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _last(folder: Path, key: str) -> Claim | None:
+    numbers = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            first, _, rest = name.partition(".")
+            number, _, end = rest.partition(".")
+            if first == key and number.isdecimal() and end == "json":
+                numbers.append(int(number))
+    if not numbers:
+        return None
+    path = _path(folder, key, max(numbers))
+    try:
+        document = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}; remove it if nothing trains this point.") from error
+    return Claim(path, max(numbers), document if isinstance(document, dict) else {})
+
+
+def ask_to_stop(sweep: Sweep) -> None:
+    """Tells every process that works on a point, on any machine, to save and stop."""
+    try:
+        write_json(sweep.folder / _STOP, {"asked": utc_now(), "by": this_process()})
+    except OSError as error:
+        raise refused(str(sweep.folder / _STOP), error) from error
+
+
+def signal_here(claim: Claim) -> bool:
+    """Tells the process of a claim to save and stop, if it is one of this machine."""
+    process, here = dict(claim.document.get("process") or {}), this_process()
+    is_here = all(process.get(name) == here[name] for name in ("host", "boot_id", "namespace"))
+    if not claim.is_held or not is_here:
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process["pid"], signal.SIGTERM)
+        return True
+    return False
+
+
+def is_asked_to_stop(sweep: Sweep) -> bool:
+    """Whether a launcher may start nothing more."""
+    return (sweep.folder / _STOP).exists()
+
+
+def allow_again(sweep: Sweep) -> None:
+    """Takes the wish to stop back; whoever starts the sweep does it."""
+    (sweep.folder / _STOP).unlink(missing_ok=True)
+
+
+def runs_of(sweep: Sweep, experiment: str | None = None) -> dict[str, list[Run]]:
+    """Key -> the runs of that point, oldest first; of one experiment, or of all, as a run may have been moved."""
+    found: dict[str, list[Run]] = {}
+    if experiment is not None and not (sweep.runs / experiment).is_dir():
+        return found
+    for run in list_runs(sweep.runs, experiment, []):
+        of = run.document.get("sweep")
+        if isinstance(of, dict) and of.get("name") == sweep.name and isinstance(of.get("point"), str):
+            found.setdefault(of["point"], []).append(run)
+    for runs in found.values():
+        runs.sort(key=lambda run: str(run.document.get("created")))
+    return found
+
+
+def best_of(runs: Sequence[Run]) -> Run | None:
+    """The run that counts for a point: one that finished, else one that goes on, else one that can, else the newest."""
+    newest = list(reversed(runs))
+    for fits in (
+        lambda run: run.status == "finished",
+        lambda run: run.status == "running",
+        lambda run: run.status != "diverged" and bool(run.checkpoints()),
+        lambda run: True,
+    ):
+        for run in newest:
+            if fits(run):
+                return run
+    return None
+
+
+def is_hopeless(run: Run, claim: Claim | None) -> bool:
+    """Whether it diverged, and would again, and nobody has asked for another try since."""
+    again = str((claim.document.get("again") if claim else None) or "")
+    return run.status == "diverged" and str(run.document.get("created")) > again
+
+
+def is_evaluated(run: Run, split: str | None) -> bool:
+    return split is None or any((run.path / "evals").glob(f"{split}-*.json"))
+
+
+@dataclass(frozen=True)
+class State:
+    """How a point stands. `word` is waiting, running, stopped, finished, failed or lost."""
+
+    word: str
+    where: str = ""
+    text: str = ""
+    run: Run | None = None
+    is_final: bool = False  # failed for good: left alone until somebody asks for another try
+
+
+def state_of(sweep: Sweep, point: Point, runs: Sequence[Run]) -> State:
+    """How a point stands now, out of its claim and its runs."""
+    claim, run = last_claim(sweep, point.key), best_of(runs)
+    if claim is not None and claim.is_held:
+        return State("running", claim.where, claim.life().text, run)
+    if run is not None and run.status == "running":
+        return State("running", "", run.status_text, run)
+    if run is not None and run.status == "finished":
+        if is_evaluated(run, sweep.eval_split):
+            return State("finished", run=run)
+        if claim is None or claim.outcome not in ("failed", "refused"):
+            return State("stopped", text=f"{run.id} is trained, and not yet evaluated on {sweep.eval_split}", run=run)
+    if claim is not None and claim.outcome in ("failed", "refused"):
+        return State("failed", text=claim.text, run=run, is_final=claim.outcome == "failed")
+    if claim is not None and claim.outcome is None:
+        return State("lost", claim.where, claim.life().text, run)
+    if run is None:
+        return State("waiting")
+    if is_hopeless(run, claim):
+        return State("failed", text=f"{run.id} diverged", run=run, is_final=True)
+    if run.status == "diverged":
+        return State("waiting", text=f"{run.id} diverged; it is tried again", run=run)
+    saved = run.checkpoints()
+    return State("stopped", text=f"goes on with {run.id}" if saved else f"{run.id} saved nothing", run=run)
+
+
+def states(sweep: Sweep, experiment: str | None = None) -> dict[str, State]:
+    """Key -> how the point stands, in the order of the plan."""
+    runs = runs_of(sweep, experiment)
+    return {point.key: state_of(sweep, point, runs.get(point.key, [])) for point in sweep.points}

@@ -1,0 +1,337 @@
+"""If this fails, `rung sweep` trains what is trained already, starts with a mistake, loses a point when it is killed,
+or hides that one failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rung.cli import cli
+from rung.errors import UserError
+from rung.runs.process import start_time
+from rung.runs.query import list_runs
+from rung.sweep import launch
+from rung.sweep.plan import find_sweep
+from rung.sweep.space import Sweep
+from rung.sweep.state import runs_of, states
+from tests.sweep.made import TINY, made_run, made_sweep, sweep_file
+from tests.sweep.test_point import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+GRID = {
+    "recipe": "tests.cases.tiny:Tiny",
+    "set": {name: value for name, value in TINY.items() if name != "lr.learning_rate"},
+    "grid": {"lr.learning_rate": [1e-2, 3e-2], "seed": [0, 1]},
+}
+# A user's own recipe. In its `gate` stands how many losses a process may compute; a point may be told to break.
+MINE = """
+import dataclasses, os, time
+from dataclasses import dataclass
+from pathlib import Path
+from rung.config import key
+from rung.recipe import Objective
+from tests.cases import tiny
+
+@dataclass
+class Config(tiny.Config):
+    breaks: str = key("never", "When to break: never, once, always.")
+
+class Mine(tiny.Tiny):
+    Config = Config
+
+    def objectives(self, model):
+        (inner,) = super().objectives(model)
+        num_calls = 0
+
+        def loss(batch, draw):
+            nonlocal num_calls
+            num_calls += model.training
+            is_first = self.cfg.breaks == "once" and not Path("broken").exists()
+            if num_calls == 9 and (is_first or self.cfg.breaks == "always"):
+                if is_first:
+                    Path("broken").touch()
+                raise RuntimeError("broken \\x1b[31m as told")
+            while num_calls > float(Path("gate").read_text() or 0):
+                time.sleep(0.01)
+            return inner.loss(batch, draw)
+
+        return [Objective(inner.name, inner.parameters, loss)]
+"""
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Where a user stands who has this repository on the path."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("RUNG_RUNS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+def started(folder: Path, *words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rung", *map(str, words)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+
+
+def ask(*words: object) -> tuple[int, str]:
+    """rung in this process; what is trained has processes of its own all the same."""
+    done = CliRunner().invoke(cli, [*map(str, words)])
+    if isinstance(done.exception, UserError):
+        return 2, str(done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a grid of 2 x 2 was trained by one command."""
+    folder = tmp_path_factory.mktemp("swept")
+    with pytest.MonkeyPatch.context() as patch:
+        settle(patch, folder)
+        code, said = ask("sweep", sweep_file(folder, GRID))
+    assert code == 0, said
+    (folder / "said").write_text(said)
+    return folder
+
+
+@pytest.fixture
+def there(swept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    settle(monkeypatch, swept)
+    return swept
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    settle(monkeypatch, tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "gate").write_text("inf")
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def test_a_grid_is_trained_by_one_command(there: Path) -> None:
+    runs = list_runs(there / "runs")
+    assert [run.status for run in runs] == ["finished"] * 4
+    varied = {(run.config()["lr"]["learning_rate"], run.config()["seed"]) for run in runs}
+    assert varied == {(0.01, 0), (0.01, 1), (0.03, 0), (0.03, 1)}
+    sweep = find_sweep("grid", there / "runs")
+    for run in runs:
+        of = run.document["sweep"]
+        assert of["name"] == "grid"
+        assert of["varies"] == {"lr.learning_rate": run.config()["lr"]["learning_rate"], "seed": run.config()["seed"]}
+        assert sweep.point(of["point"]).varies == of["varies"]
+        assert run.document["experiment"] == "grid"
+    said = (there / "said").read_text()
+    assert "4 finished" in said
+    assert "4/4" in said
+    assert "rung sweep report grid" in said
+    assert " ± " in said  # over seeds
+
+
+def test_the_same_command_again_trains_nothing(there: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (there / "runs" / "grid").rglob("*") if path.is_file()}
+    code, said = ask("sweep", "grid.yaml")
+    assert code == 0
+    assert "4 points: 4 finished" in said
+    assert {path: path.stat().st_mtime_ns for path in (there / "runs" / "grid").rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_shows_what_is_new_and_writes_nothing(there: Path) -> None:
+    more = sweep_file(there, {**GRID, "grid": {"seed": [1, 2], "lr.learning_rate": [3e-2]}}, "more.yaml")
+    before = sorted((there / "runs").rglob("*"))
+    code, said = ask("sweep", more, "--dry-run", "--name", "grid")
+    assert code == 0
+    assert "2 points: 1 finished, 1 new" in said
+    code, said = ask("sweep", more, "--dry-run", "--name", "grid", "--json")
+    assert [(one["varies"]["seed"], one["state"]) for one in json.loads(said)["points"]] == [
+        (1, "finished"),
+        (2, "waiting"),
+    ]
+    assert sorted((there / "runs").rglob("*")) == before
+
+
+def test_a_sweep_is_listed_shown_and_its_logs_are_read(there: Path) -> None:
+    assert json.loads(ask("sweep", "ls", "--json")[1])[0]["states"] == {"finished": 4}
+    assert "grid" in ask("sweep", "ls")[1]
+    shown = json.loads(ask("sweep", "show", "grid", "--json")[1])
+    losses = [one["best_loss"] for one in shown["points"]]
+    assert all(isinstance(loss, float) for loss in losses)
+    assert [group["n"] for group in shown["over_seeds"]] == [2, 2]
+    assert shown["over_seeds"][0]["mean"] == pytest.approx(sum(losses[:2]) / 2)
+    table = ask("sweep", "show", "grid")[1]
+    assert all(run.id in table for run in list_runs(there / "runs"))
+    assert "finished  20 steps" in ask("sweep", "log", "grid", "0")[1].replace(":", "")
+    assert ask("sweep", "log", "grid", shown["points"][1]["key"][:6])[0] == 0
+    assert ask("sweep", "show", "gird") == (2, "there is no sweep gird under runs; did you mean grid?")
+    assert ask("sweep", "log", "grid", "17")[0] == 2
+    assert "0 points here" in ask("sweep", "stop", "grid")[1]
+    assert ask("sweep", "grid.yaml")[0] == 0  # which takes the wish to stop back
+
+
+def test_help_has_examples() -> None:
+    for words in (
+        ["sweep", "--help"],
+        *(["sweep", verb, "--help"] for verb in ("x.yaml", "ls", "show", "stop", "log", "report")),
+    ):
+        code, said = ask(*words)
+        assert code == 0
+        assert "Examples:" in said
+
+
+WRONG = [
+    ({"grid": {"lr.learning_rat": [1, 2]}}, "every point:\n    lr.learning_rat is not a key; did you mean"),
+    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=-1:\n    lr.learning_rate=-1 is too small"),
+    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=x:\n    lr.learning_rate=x is not a number"),
+    ({"grid": {"lr.min_lr": [0, 1]}}, "lr.min_lr=1 is above lr.learning_rate"),
+    ({"grid": {"seed": [0]}, "set": {"eval_only": True}}, "eval_only"),
+    ({"grid": {"seed": [0]}, "set": {"data.batch_size": "${nothing}"}}, "refers to nothing, which is not a key"),
+    ({"grid": {"preset": ["none"]}}, "preset=none is not a preset"),
+    ({"grid": {"seed": [0]}, "recipe": "pianno"}, "pianno is not a recipe; did you mean piano"),
+    ({"grid": {"seed": [0]}, "launch": {"slots": -1}}, "launch: slots=-1"),
+    ({"grid": {"seed": [0]}, "launch": {"on": "moon"}}, "moon is no place"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "said"), WRONG, ids=[said[:20] for _, said in WRONG])
+def test_a_mistake_in_any_point_is_told_before_anything_starts(folder: Path, tree: dict[str, Any], said: str) -> None:
+    code, told = ask("sweep", sweep_file(folder, {"recipe": "piano", **tree}))
+    assert (code, said in told) == (2, True), told
+    assert not (folder / "runs").exists()
+
+
+def test_what_cannot_be_done_is_one_sentence(folder: Path) -> None:
+    assert "there is no sweep file gone.yaml" in ask("sweep", "gone.yaml")[1]
+    file = sweep_file(folder, {"recipe": "piano", "grid": {"seed": [0]}})
+    (folder / "plain").write_text("in the way")
+    code, said = ask("sweep", file, "--runs", "plain/runs")
+    assert code == 2
+    assert "cannot write" in said
+    assert ask("sweep", file, "--out", "x")[0] == 2
+    made_sweep(folder / "runs")
+    code, said = ask("sweep", file, "--name", "made", "--dry-run")
+    assert code == 2
+    assert "--name" in said
+
+
+def test_a_file_for_a_cluster_is_written_with_the_plan_that_it_goes_by(folder: Path) -> None:
+    tree: dict[str, Any] = {"recipe": "piano", "grid": {"seed": [0, 1]}}
+    code, said = ask("sweep", sweep_file(folder, tree), "--emit", "kubernetes")
+    assert code == 2
+    assert "image" in said
+    assert not (folder / "runs").exists()  # nothing half-written
+    file = sweep_file(folder, {**tree, "launch": {"image": "rung:1", "gpus": 1}})
+    code, said = ask("sweep", file, "--emit", "kubernetes", "--out", "jobs.yaml")
+    assert (code, said) == (0, "jobs.yaml\n")
+    job = (folder / "jobs.yaml").read_text()
+    assert all(point.key in job for point in find_sweep("grid", folder / "runs").points)
+    assert ask("sweep", file, "--emit", "kubernetes")[1] == job
+
+
+def test_text_of_users_stays_text(folder: Path) -> None:
+    sweep = made_sweep(folder / "runs")
+    made_run(sweep, sweep.points[0])
+    tree = json.loads((sweep.folder / "sweep.json").read_text())
+    tree["points"][0]["varies"] = {"why\x1b[31m": "\x1b[2J<b>\n**x**"}
+    (sweep.folder / "sweep.json").write_text(json.dumps(tree))
+    code, said = ask("sweep", "show", "made")
+    assert code == 0
+    assert "\x1b" not in said
+
+
+def segments(sweep: Sweep) -> list[int]:
+    return sorted(len(run.document["segments"]) for runs in runs_of(sweep).values() for run in runs)
+
+
+def let_go(folder: Path, until: Any) -> None:
+    """Opens the gate loss by loss, so that a training that was told to stop does so before it comes to its end."""
+    most = [30.0]
+
+    def is_done() -> bool:
+        most[0] += 0.5
+        (folder / "gate").write_text(str(most[0]))
+        return bool(until())
+
+    wait_for(is_done)
+
+
+def test_a_sweep_that_is_killed_goes_on_and_two_drivers_train_nothing_twice(folder: Path) -> None:
+    slow = {**TINY, "optimizer.max_iters": 150, "eval_interval": 1000}
+    tree = {"recipe": "mine:Mine", "set": slow, "grid": {"seed": [0, 1]}, "launch": {"slots": 2}}
+    file = sweep_file(folder, tree, "slow.yaml")
+    runs = folder / "runs"
+
+    def are_saved() -> bool:
+        found = list_runs(runs, None, []) if runs.exists() else []
+        return len(found) == 2 and all(one.checkpoints() for one in found)
+
+    (folder / "gate").write_text("30")
+    driver = started(folder, "sweep", file)
+    wait_for(are_saved)
+    pids = [run.document["process"]["pid"] for run in list_runs(runs)]
+    driver.kill()
+    driver.communicate()
+    let_go(folder, lambda: all(start_time(pid) is None for pid in pids))
+    sweep = find_sweep("slow", runs)
+    assert segments(sweep) == [1, 1]
+    assert not any(run.status == "finished" for run in list_runs(runs))
+
+    (folder / "gate").write_text("inf")
+    drivers = [started(folder, "sweep", file) for _ in range(2)]
+    said = "".join(one.communicate()[0] for one in drivers)
+    assert [one.returncode for one in drivers] == [0, 0], said
+    assert [run.status for run in list_runs(runs)] == ["finished"] * 2
+    assert segments(sweep) == [2, 2]
+    for run in list_runs(runs):
+        rows = run.metrics(["loss"])
+        assert [step for step, loss in zip(rows["step"], rows["loss"]) if loss is not None] == list(range(150))
+
+
+class Listed:
+    """A launcher that starts nothing."""
+
+    def __init__(self) -> None:
+        self.points: list[Any] = []
+
+    def run(self, sweep: Sweep, points: Any, told: Any) -> None:
+        self.points = [dict(one.varies) for one in points]
+
+
+def test_a_crash_is_retried_and_one_that_always_fails_does_not_keep_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"recipe": "mine:Mine", "set": TINY, "points": [{"breaks": "always"}, {"breaks": "once"}], "retries": 1}
+    code, said = ask("sweep", sweep_file(folder, tree, "odd.yaml"))
+    assert code == 1, said
+    assert "RuntimeError: broken" in said
+    assert "\x1b" not in said
+    assert "Traceback" not in said
+    sweep = find_sweep("odd", folder / "runs")
+    assert [one.word for one in states(sweep).values()] == ["failed", "finished"]
+    assert segments(sweep) == [2, 2]
+
+    listed = Listed()
+    monkeypatch.setattr(launch, "launcher_of", lambda sweep, on: listed)
+    code, said = ask("sweep", "odd.yaml")  # told and left
+    assert (code, listed.points) == (1, [])
+    assert "breaks=always failed: crashed 2 times" in said
+    code, said = ask("sweep", "odd.yaml", "--retry-failed", "--json")
+    assert (code, listed.points) == (3, [{"breaks": "always"}])
+    assert [one["state"] for one in json.loads(said[said.index("{") :])["points"]] == ["stopped", "finished"]
+
+
+def test_data_that_is_not_prepared_fails_its_point_with_the_sentence(folder: Path) -> None:
+    file = sweep_file(folder, {"recipe": "piano", "grid": {"seed": [0]}})
+    code, said = ask("sweep", file)
+    assert code == 1
+    assert "rung data piano" in said
+    assert "Traceback" not in said
+    assert "1 tried again" in ask("sweep", file, "--dry-run")[1]
