@@ -289,7 +289,7 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
       rung sweep report lr.yaml --x lr.learning_rate
       rung sweep report components --metric test/loss --out page
     """
-    from rung.compare.scaling import report as write
+    from rung.compare.scaling.page import report as write
     from rung.runs.files import to_json
     from rung.sweep.plan import find_sweep, read_plan
     from rung.sweep.state import runs_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.compare.fit import LEAST_DISTINCT, Interval, line, mean_interval, power, unpaired
+from rung.compare.scaling.fit import LEAST_DISTINCT, Interval, line, mean_interval, power, unpaired
 from rung.compare.student import limit
 
 XS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rung.compare.scaling import report
+from rung.compare.scaling.page import report
 from rung.errors import RunError
 from rung.runs.files import write_json
 from rung.runs.query import Run, open_run

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rung.compare.blocks import Block, Bullets, Heading, Paragraph, Spans, bold
-from rung.compare.effects import Fits, Series, best, fits
-from rung.compare.fit import Interval, PowerFit
 from rung.compare.lineage import value_text
-from rung.compare.study import Study
-from rung.compare.wording import ROUNDED, ends, figure, move, rms, short
+from rung.compare.scaling.effects import Fits, Series, best, fits
+from rung.compare.scaling.fit import Interval, PowerFit
+from rung.compare.scaling.study import Study
+from rung.compare.scaling.wording import ROUNDED, ends, figure, move, rms, short
 from rung.text import one_line
 
 

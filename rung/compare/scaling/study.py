@@ -23,8 +23,8 @@ from rung.compare.difference import part_of
 from rung.compare.endpoint import fell_short
 from rung.compare.factors import compare
 from rung.compare.lineage import unreadable, value_text
-from rung.compare.measured import Reading, default_metric, examined_names, is_examined, reading
 from rung.compare.reading import UNREADABLE
+from rung.compare.scaling.measured import Reading, default_metric, examined_names, is_examined, reading
 from rung.errors import RunError
 from rung.runs.files import read_json, to_json
 from rung.runs.query import Run

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rung.compare.fit import Interval
 from rung.compare.lineage import value_text
-from rung.compare.study import COMPONENTS, Study
+from rung.compare.scaling.fit import Interval
+from rung.compare.scaling.study import COMPONENTS, Study
 from rung.text import one_line
 from rung.units import count
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from rung.compare.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
 from rung.compare.lineage import value_text
-from rung.compare.measured import Figure
-from rung.compare.study import COMPONENTS, Member, Study, places, seeds
+from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
+from rung.compare.scaling.measured import Figure
+from rung.compare.scaling.study import COMPONENTS, Member, Study, places, seeds
 
 MOST_SE = 2.0  # standard errors that a control may lie from 0
 

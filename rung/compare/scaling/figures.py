@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rung.compare.effects import Best, Delta, Fits, Series, amounts_of_data, best, curves, fits
-from rung.compare.fit import Interval
 from rung.compare.lineage import value_text
-from rung.compare.study import Member, Study
+from rung.compare.scaling.effects import Best, Delta, Fits, Series, amounts_of_data, best, curves, fits
+from rung.compare.scaling.fit import Interval
+from rung.compare.scaling.study import Member, Study
 
 SCHEMA = 1
 

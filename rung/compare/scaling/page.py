@@ -16,19 +16,19 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rung.compare.blocks import Block, Bullets, Heading, Page, Paragraph, Picture, Spans, Table, bold, code, markdown
-from rung.compare.conclusions import best_blocks, fit_blocks
-from rung.compare.effects import Delta, Series, all_series, amounts_of_data, curves
-from rung.compare.figures import document, tables
-from rung.compare.fit import Interval
 from rung.compare.html import to_html
 from rung.compare.lineage import value_text
 from rung.compare.plot import Line, Plot
 from rung.compare.plot import svg as plot_svg
 from rung.compare.reading import UNREADABLE
-from rung.compare.scatter import Scatter, Trace
-from rung.compare.scatter import svg as scatter_svg
-from rung.compare.study import Study, collect
-from rung.compare.wording import axis, ends, figure, move, short, tick, with_se
+from rung.compare.scaling.conclusions import best_blocks, fit_blocks
+from rung.compare.scaling.effects import Delta, Series, all_series, amounts_of_data, curves
+from rung.compare.scaling.figures import document, tables
+from rung.compare.scaling.fit import Interval
+from rung.compare.scaling.scatter import Scatter, Trace
+from rung.compare.scaling.scatter import svg as scatter_svg
+from rung.compare.scaling.study import Study, collect
+from rung.compare.scaling.wording import axis, ends, figure, move, short, tick, with_se
 from rung.errors import RunError
 from rung.files import write_whole
 from rung.runs.files import read_json, refused, write_json
