@@ -4,8 +4,8 @@
 
 One file of random ids in the page cache, windows of 1024 + 1 ids, 32 a batch, delivered as tensors in main memory, in
 the order of training. rung: `Windows` through `Feed` with one worker, as training uses it, and gathered in the caller's
-own thread. torch: a map-style data set over the same memory map, a shuffling sampler, the default collate, 0 and 2
-workers. There are two kinds of goods:
+own thread; and the text recipe's rows, which draw a component, a document and a start each. torch: a map-style data
+set over the same memory map, a shuffling sampler, the default collate, 0 and 2 workers. There are two kinds of goods:
 
     int64    ready for an embedding: inputs and targets, as data sets are usually written; rung's rows cast and cut
     uint16   one row as it lies in the file, to be cast on the device: what rung delivers, and the leanest item there is
@@ -37,10 +37,13 @@ from rung.data.prefetch import Cut, Feed, to_device
 from rung.data.store import Store, StoreWriter
 from rung.data.stream import Windows
 from rung.recipe import Draw
+from rung.recipes.text.components import pool_of
+from rung.recipes.text.stream import Unique, training_rows
 
 CONTEXT, ROWS, SEED = 1024, 32, 1337
 RECORD_IDS = 100_000  # a long document; rung never lets a window cross two
 VOCAB_SIZE = 50_257
+CATEGORIES = [f"component {number:02d}" for number in range(11)]
 BAR = 8.0
 CPU = torch.device("cpu")
 
@@ -86,6 +89,7 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
         makers = {
             f"rung Feed, {kind}": partial(through_feed, store, kind),
             f"rung direct, {kind}": partial(gathered, store, kind),
+            f"rung text, {kind}": partial(through_text, store, kind),
             f"DataLoader 0, {kind}": partial(through_loader, store, kind, 0),
             f"DataLoader 2, {kind}": partial(through_loader, store, kind, 2),
         }
@@ -96,7 +100,7 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
     ratios = {}
     for kind in ("uint16", "int64"):
         best = list(map(max, figures[f"DataLoader 0, {kind}"], figures[f"DataLoader 2, {kind}"]))
-        for ours in ("direct", "Feed"):
+        for ours in ("direct", "Feed", "text"):
             ratios[ours, kind] = pairwise(figures[f"rung {ours}, {kind}"], best)
             print(f"{ours} / better DataLoader, {kind}: {spread(ratios[ours, kind], '.2f')}")
     if chunks is not None:
@@ -106,8 +110,7 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
                 f"{ours}, uint16 / better LitData: {spread(pairwise(figures[f'rung {ours}, uint16'], theirs), '.2f')}"
             )
     usual = list(map(max, figures["DataLoader 0, int64"], figures["DataLoader 2, int64"]))
-    for ours in ("direct", "Feed"):
-        name = "loader" if ours == "Feed" else "loader-direct"
+    for ours, name in (("direct", "loader-direct"), ("text", "loader-text"), ("Feed", "loader")):
         print(verdict(name, pairwise(figures[f"rung {ours}, uint16"], usual), BAR, form=".2f"))
 
 
@@ -118,7 +121,9 @@ def write_store(path: Path, num_ids: int) -> Store:
         for start in range(0, num_ids, RECORD_IDS):
             length = min(RECORD_IDS, num_ids - start)
             writer.append("tokens", numbers.integers(0, VOCAB_SIZE, length, dtype=np.uint16))
-            writer.record("train", start, length)
+            category = CATEGORIES[start // RECORD_IDS % len(CATEGORIES)]
+            writer.record("train", start, length, id=f"train_{start // RECORD_IDS}", category=category)
+        writer.info = {"vocab_size": VOCAB_SIZE, "tokenizer": {"hash": "none"}}
     store = Store.open(path)
     store.arrays["tokens"].max()  # into the page cache
     return store
@@ -129,6 +134,16 @@ Batches = Generator[Sequence[Tensor], None, None]
 
 def through_feed(store: Store, kind: str) -> Batches:
     feed = Feed(Windows(store, "train", CONTEXT), Cut(ROWS, ROWS), SEED, CPU, workers=1)
+    try:
+        for step in itertools.count():
+            yield goods(feed.take(step)[0].batch["tokens"], kind)
+    finally:
+        feed.close()
+
+
+def through_text(store: Store, kind: str) -> Batches:
+    rows = training_rows(pool_of(store, "train", CATEGORIES), CONTEXT, "component_uniform", False, Unique())
+    feed = Feed(rows, Cut(ROWS, ROWS), SEED, CPU, workers=1)
     try:
         for step in itertools.count():
             yield goods(feed.take(step)[0].batch["tokens"], kind)

@@ -222,6 +222,10 @@ class Stream:
         """The number in `groups` of each of these rows; -1 where it has none."""
         return np.full(len(ids), -1)
 
+    def cluster_of(self, ids: np.ndarray) -> np.ndarray:
+        """A number for what each row was cut from, a document or a piece: rows of one are no independent draws."""
+        return ids
+
     def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """Where each of these rows comes from, in words of the data: document, offset. Listed beside an eval."""
         return [{"row": int(number)} for number in ids]

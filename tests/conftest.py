@@ -56,6 +56,14 @@ def world_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(out, (12, 9, 8, 11, 13, 14, 9), splits=("train",) * 6 + ("validation",))
 
 
+@pytest.fixture(scope="session")
+def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store of made-up text as bytes, in three categories; some documents are shorter than a row of 48."""
+    from tests.recipes.text.stores import write_letters
+
+    return write_letters(tmp_path_factory.mktemp("data") / "letters")
+
+
 @pytest.fixture
 def rung(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `rung ...` in an empty folder, in a process of its own."""

@@ -7,18 +7,23 @@ are asked for, out of derived files after the first time.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rung.cli.table import age, loss_text, one_line, print_table, value_text
-from rung.errors import RunError
+from rung.errors import RunError, UserError
 from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
 from rung.runs.files import to_json
 from rung.runs.query import ALL_STATUSES, Run
+from rung.units import size
+
+if TYPE_CHECKING:
+    from rung.remote.manifest import Manifest
 
 _USUAL = ("status", "step", "loss", "age", "story")
 
@@ -39,8 +44,10 @@ _USUAL = ("status", "step", "loss", "age", "story")
 @click.option("-n", "--last", "num_last", type=click.IntRange(min=1), help="Only the N runs that started last.")
 @click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
               type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--remote", "url", is_flag=False, flag_value="", metavar="[URL]",
+              help="List what is in object storage, at URL or $RUNG_REMOTE: runs and data sets.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all digits.")
-def command(root: Path, as_json: bool, **asked: Any) -> None:
+def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
     """List runs, all of them or those of some EXPERIMENTs.
 
     The loss is that of the best eval; the step is the last that was logged. A run whose process is gone without a
@@ -56,7 +63,11 @@ def command(root: Path, as_json: bool, **asked: Any) -> None:
       rung ls piano --changed
       rung ls piano --group
       rung ls -n 5 --json
+      rung ls piano --remote s3://bucket/lab
     """
+    if url is not None:
+        _remote(url, asked, as_json)
+        return
     if asked["tree"] and asked["group"]:
         raise RunError("--tree and --group show runs in different ways; keep one.")
     problems: list[str] = []
@@ -205,3 +216,47 @@ def _tree(runs: Sequence[Run], as_json: bool) -> None:
         return
     for line in tree_lines(runs):
         click.echo(line)
+
+
+def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
+    """Runs and data sets at a place, by what their manifests say."""
+    from rung.remote.bucket import Bucket
+    from rung.remote.listing import data_there, runs_there
+
+    url = url or os.environ.get("RUNG_REMOTE", "")
+    if not url:
+        raise UserError("which place? Say `rung ls --remote URL`, or set RUNG_REMOTE.")
+    if other := [name for name, value in asked.items() if value and name not in ("experiments", "statuses")]:
+        raise UserError(
+            f"--{other[0].removeprefix('num_')} looks at runs here; --remote takes EXPERIMENTs and --status."
+        )
+    bucket, problems = Bucket(url), list[str]()
+    runs = runs_there(bucket, asked["experiments"], problems)
+    runs = [run for run in runs if not asked["statuses"] or run.document.get("status") in asked["statuses"]]
+    data = [] if asked["experiments"] or asked["statuses"] else data_there(bucket, problems)
+    if as_json:
+        plain = {
+            kind: [{**one.document, "name": one.name, "uid": one.uid, "bytes": one.num_bytes, "pushed": one.created,
+                    "num_files": len(one.entries), "url": bucket.at(one.place)} for one in items]
+            for kind, items in (("runs", runs), ("data", data))
+        }  # fmt: skip
+        click.echo(to_json({"url": bucket.url, **plain}).decode())
+    elif not runs and not data:
+        click.echo(f"nothing of rung at {bucket.url}")
+    if runs and not as_json:
+        head = ["run", "status", "step", "loss", "size", "pushed", "why"]
+        print_table(head, [_remote_run(run) for run in runs], [2, 3, 4])
+    if data and not as_json:
+        rows = [[one.name, size(one.num_bytes), f"{age(one.created)} ago",
+                 one_line(one.document.get("summary") or "")] for one in data]  # fmt: skip
+        print_table(["data", "size", "pushed", "what"], rows, [1])
+    for problem in problems:
+        click.echo(problem, err=True)
+
+
+def _remote_run(run: Manifest) -> list[str]:
+    told = run.document
+    best = told.get("best")
+    loss = loss_text(best.get("loss") if isinstance(best, dict) else None)
+    step, why = value_text(told.get("step")), one_line(told.get("why") or "")
+    return [run.name, value_text(told.get("status")), step, loss, size(run.num_bytes), f"{age(run.created)} ago", why]

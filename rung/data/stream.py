@@ -51,6 +51,9 @@ class Windows(Stream):
         by_record = np.array([number_of.get(name, -1) for name in self._named])
         return by_record[self._record_of(ids)]
 
+    def cluster_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._record_of(ids)
+
     def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
         rows = []
         for number, record in zip(ids.tolist(), self._record_of(ids).tolist()):

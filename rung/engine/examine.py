@@ -1,10 +1,10 @@
 """A closer look at a fixed set than its average: the loss by group of rows and by position, with standard errors.
 
 Losses are the terms of the one loss, in the precision of training, summed in float64. A standard error is that of a
-ratio of sums over rows, so that targets of one row, which are not independent, count as one draw. Rows that overlap in
-one document are taken as independent; where they are not, the error is too small.
+ratio of sums over clusters, the documents that rows were cut from: targets of one row and rows of one document are not
+independent, so that all of them together count as one draw.
 
-The one surprising thing is the control: the same losses with the labels of the groups dealt out at random. What is
+The one surprising thing is the control: the same losses with the labels of the clusters dealt out at random. What is
 left of the spread between groups is what chance alone makes.
 """
 
@@ -31,24 +31,19 @@ def can_examine(recipe: Recipe) -> bool:
 def examine(setup: Setup, model: nn.Module, name: str, stream: Stream, report: Report | None = None) -> dict[str, Any]:
     """Figures of one eval set, as plain data."""
     rows = np.arange(stream.num_rows)
-    groups = stream.group_of(rows)
-    by_row = np.zeros((len(rows), 2))  # sum and count of each row
-    by_place: np.ndarray | None = None  # (groups + none, positions, moments)
+    clusters = stream.cluster_of(rows)
+    order = np.argsort(clusters, kind="stable")  # so that a cluster is done with before the next one begins
+    tally = Tally(len(stream.groups))
     size = setup.cfg.data.batch_size
     with eval_mode(model):
         for start in range(0, len(rows), size):
-            places = np.arange(start, min(start + size, len(rows)))
+            places = order[start : start + size]
             if report is not None:
                 report(f"evaluating {name}", start, len(rows))
-            losses, weights = _losses(setup, model, stream, places)
-            by_row[places] = np.stack([losses.sum(1), weights.sum(1)], axis=1)
-            if by_place is None:
-                by_place = np.zeros((len(stream.groups) + 1, losses.shape[1], len(_Moments.NAMES)))
-            np.add.at(by_place, groups[places], _Moments.of(losses, weights))
+            tally.add(*_losses(setup, model, stream, places), clusters[places], stream.group_of(places))
     if report is not None:
         report(f"evaluating {name}", len(rows), len(rows))
-    assert by_place is not None, "a stream without rows"
-    return _figures(by_row, groups, list(stream.groups), by_place)
+    return tally.figures(stream.groups)
 
 
 def _losses(setup: Setup, model: nn.Module, stream: Stream, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,65 +56,95 @@ def _losses(setup: Setup, model: nn.Module, stream: Stream, places: np.ndarray) 
     return losses.double().cpu().numpy(), weights.double().cpu().numpy()
 
 
-class _Moments:
-    """What a ratio of sums and its error need, added up over rows: one column each."""
+class Tally:
+    """Sums by cluster, and moments of them by group and position; clusters must come one after the other."""
 
-    NAMES = ("loss", "weight", "loss_squared", "loss_weight", "weight_squared")
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
+        self._clusters: list[tuple[float, float, int, int]] = []  # sum, count, group, rows
+        self._moments: np.ndarray | None = None  # (groups + none, positions, moments)
+        self._open: tuple[int, int, int, np.ndarray, np.ndarray] | None = None  # the cluster that may have more rows
 
-    @staticmethod
-    def of(losses: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return np.stack([losses, weights, losses**2, losses * weights, weights**2], axis=-1)
+    def add(self, losses: np.ndarray, weights: np.ndarray, clusters: np.ndarray, groups: np.ndarray) -> None:
+        if self._moments is None:
+            self._moments = np.zeros((self._num_groups + 1, losses.shape[1], NUM_MOMENTS))
+        firsts = np.flatnonzero(np.r_[True, clusters[1:] != clusters[:-1]])
+        sums, counts = np.add.reduceat(losses, firsts), np.add.reduceat(weights, firsts)
+        num_rows = np.diff(np.r_[firsts, len(clusters)])
+        for i, first in enumerate(firsts):
+            self._extend(int(clusters[first]), int(groups[first]), int(num_rows[i]), sums[i], counts[i])
 
-    @staticmethod
-    def ratio(moments: np.ndarray, num_rows: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """Means and their standard errors; NaN where nothing was counted, or only one row."""
-        loss, weight, squared, crossed, weight_squared = np.moveaxis(moments, -1, 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = loss / weight
-            residuals = np.maximum(squared - 2 * mean * crossed + mean**2 * weight_squared, 0.0)
-            n = np.asarray(num_rows, dtype=float)
-            return mean, np.sqrt(residuals * n / (n - 1)) / weight
+    def _extend(self, cluster: int, group: int, num_rows: int, losses: np.ndarray, weights: np.ndarray) -> None:
+        if self._open is not None and self._open[0] == cluster:
+            _, group, before, sums, counts = self._open
+            num_rows, losses, weights = before + num_rows, sums + losses, counts + weights
+        else:
+            self._close()
+        self._open = (cluster, group, num_rows, losses, weights)
 
+    def _close(self) -> None:
+        if self._open is None or self._moments is None:
+            return
+        _, group, num_rows, losses, weights = self._open
+        self._clusters.append((float(losses.sum()), float(weights.sum()), group, num_rows))
+        self._moments[group] += moments_of(losses, weights)  # those of no group come last, which is -1
+        self._open = None
 
-def _figures(by_row: np.ndarray, groups: np.ndarray, names: Sequence[str], by_place: np.ndarray) -> dict[str, Any]:
-    result = _of_rows(by_row)
-    rows_in = np.bincount(groups[groups >= 0], minlength=len(names)) if names else np.zeros(0, dtype=int)
-    result["positions"] = _curve(by_place.sum(0), len(by_row))
-    if not names:
+    def figures(self, names: Sequence[str]) -> dict[str, Any]:
+        self._close()
+        assert self._moments is not None, "a stream without rows"
+        table = np.array(self._clusters)
+        sums, groups = table[:, [0, 1, 3]], table[:, 2].astype(int)
+        result = _of_clusters(sums)
+        result["positions"] = _curve(self._moments.sum(0), len(sums))
+        if not names:
+            return result
+        result["groups"] = {
+            name: {**_of_clusters(sums[groups == i]), "positions": _curve(self._moments[i], int((groups == i).sum()))}
+            for i, name in enumerate(names)
+        }
+        result["mean_of_groups"] = _mean_of([one for one in result["groups"].values() if one["loss"] is not None])
+        dealt = groups[np.random.default_rng(key_of("control", len(groups))).permutation(len(groups))]
+        result["control"] = {
+            "labels": _spread(sums, groups, len(names)),
+            "shuffled": _spread(sums, dealt, len(names)),
+        }
         return result
-    result["groups"] = {
-        name: {**_of_rows(by_row[groups == i]), "positions": _curve(by_place[i], int(rows_in[i]))}
-        for i, name in enumerate(names)
-    }
-    told = [one for one in result["groups"].values() if one["loss"] is not None]
-    errors = [one["se"] for one in told]
-    is_known = bool(told) and None not in errors
-    result["mean_of_groups"] = {
-        "loss": sum(one["loss"] for one in told) / len(told) if told else None,
-        "se": math.sqrt(sum(error**2 for error in errors)) / len(told) if is_known else None,
-    }
-    shuffled = groups[np.random.default_rng(key_of("control", len(groups))).permutation(len(groups))]
-    result["control"] = {
-        "labels": _spread(by_row, groups, len(names)),
-        "shuffled": _spread(by_row, shuffled, len(names)),
-    }
-    return result
 
 
-def _of_rows(by_row: np.ndarray) -> dict[str, Any]:
-    moments = _Moments.of(by_row[:, 0], by_row[:, 1]).sum(0)
-    mean, error = _Moments.ratio(moments, len(by_row))
+NUM_MOMENTS = 5
+
+
+def moments_of(losses: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """What a ratio of sums and its error need, to be added up over clusters, on a new last axis."""
+    return np.stack([losses, weights, losses**2, losses * weights, weights**2], axis=-1)
+
+
+def ratio(moments: np.ndarray, num_clusters: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and their standard errors; NaN where nothing was counted, or where there is only one cluster."""
+    loss, weight, squared, crossed, weight_squared = np.moveaxis(moments, -1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = loss / weight
+        residuals = np.maximum(squared - 2 * mean * crossed + mean**2 * weight_squared, 0.0)
+        scale = np.float64(num_clusters) / (num_clusters - 1) if num_clusters > 1 else np.float64("nan")
+        return mean, np.sqrt(residuals * scale) / weight
+
+
+def _of_clusters(sums: np.ndarray) -> dict[str, Any]:
+    """Figures of clusters with a sum, a count and a number of rows each."""
+    mean, error = ratio(moments_of(sums[:, 0], sums[:, 1]).sum(0), len(sums))
     return {
         "loss": _plain(mean),
         "se": _plain(error),
         "perplexity": _plain(np.exp(np.minimum(mean, 700.0))),
-        "targets": float(by_row[:, 1].sum()),
-        "rows": len(by_row),
+        "targets": float(sums[:, 1].sum()),
+        "rows": int(sums[:, 2].sum()),
+        "clusters": len(sums),
     }
 
 
-def _curve(moments: np.ndarray, num_rows: int) -> dict[str, list[Any]]:
-    mean, error = _Moments.ratio(moments, num_rows)
+def _curve(moments: np.ndarray, num_clusters: int) -> dict[str, list[Any]]:
+    mean, error = ratio(moments, num_clusters)
     return {
         "loss": [_plain(value) for value in mean],
         "se": [_plain(value) for value in error],
@@ -127,9 +152,19 @@ def _curve(moments: np.ndarray, num_rows: int) -> dict[str, list[Any]]:
     }
 
 
-def _spread(by_row: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[str, Any]:
+def _mean_of(groups: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Each group with the same weight."""
+    errors = [one["se"] for one in groups]
+    is_known = bool(groups) and None not in errors
+    return {
+        "loss": sum(one["loss"] for one in groups) / len(groups) if groups else None,
+        "se": math.sqrt(sum(error**2 for error in errors)) / len(groups) if is_known else None,
+    }
+
+
+def _spread(sums: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[str, Any]:
     """How far groups lie apart, in nats and in standard errors; chi2 is about df where labels mean nothing."""
-    found = [_of_rows(by_row[groups == i]) for i in range(num_groups)]
+    found = [_of_clusters(sums[groups == i]) for i in range(num_groups)]
     known = [one for one in found if one["loss"] is not None and one["se"]]
     if len(known) < 2:
         return {"spread": None, "largest_z": None, "chi2": None, "df": max(0, len(known) - 1)}

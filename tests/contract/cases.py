@@ -35,6 +35,7 @@ class Case:
     overfit_below: float = 0.0  # the loss that eight memorised rows must reach
     calm: tuple[str, ...] = ()  # what switches dropout off, whose mask is drawn per micro
     deeper: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # two models, the second with parts more
+    even_rows: bool = False  # whether every training row has as many targets as every other
 
     def setup(self, *more: str, root: Path = Path("runs")) -> Setup:
         return build(self.config(*more), self.recipe_class, root)
@@ -56,6 +57,20 @@ def piano(data: Path) -> Case:
         "piano", Piano, tuple(words.split()), ("lr.learning_rate=1e-2", "model.dropout=0"), 0.5, ("model.dropout=0",),
         # (the other schemes divide by the number of layers)
         (("model.init=xavier",), ("model.init=xavier", "model.n_layer=3")),
+    )  # fmt: skip
+
+
+def text(data: Path) -> Case:
+    from rung.recipes.text.recipe import Text
+
+    # Tiles, so that rows of the eval set count unequally; those of training cannot.
+    words = (
+        f"dataset.base_dataset_name={data} model.n_layer=2 model.n_head=2 model.n_embd=32 model.rotary_fraction=0.5 "
+        "model.dropout=0.1 data.context_size=48 data.eval_windows=0 sampling.num_tokens=20"
+    )
+    return Case(
+        "text", Text, tuple(words.split()), ("lr.learning_rate=1e-2", "model.dropout=0"), 0.5, ("model.dropout=0",),
+        (("model.init=xavier",), ("model.init=xavier", "model.n_layer=3")), even_rows=True,
     )  # fmt: skip
 
 
@@ -82,6 +97,7 @@ def toy(data: Path) -> Case:
 # One line per recipe of the catalog; test_catalog fails when one is missing. The fixture makes its data.
 CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano": (piano, "piano_data"),
+    "text": (text, "text_data"),
     "world": (world, "world_data"),
     "toy": (toy, "tmp_path"),
 }

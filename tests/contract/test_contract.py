@@ -139,7 +139,7 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(case: Case, batch: int, accu
     micros = cut.feed().take(0)
     assert len(micros) == accumulation
     counts = {setup.state.objectives[0].loss(m.batch, m.draw).count.item() for setup in (cut,) for m in micros}
-    assert len(counts) > 1, "the masks of this case should be unequal"
+    assert len(counts) > 1 or case.even_rows, "the masks of this case should be unequal"
     (a, a_gradients), (b, b_gradients) = (one_step(setup) for setup in (whole, cut))
     assert a["loss/count"] == b["loss/count"]
     for name in a:

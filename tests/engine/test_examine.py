@@ -46,19 +46,22 @@ def test_a_look_changes_nothing(piano_data: Path) -> None:
 
 @dataclass
 class Rows:
-    """A look at made-up losses, without a model."""
+    """A look at made-up losses, without a model; each row is its own cluster unless said otherwise."""
 
     losses: np.ndarray
     weights: np.ndarray
     groups: Sequence[int]
     names: Sequence[str] = ()
+    clusters: Sequence[int] | None = None
+    batch: int = 7
 
     def figures(self) -> dict[str, Any]:
-        by_row = np.stack([self.losses.sum(1), self.weights.sum(1)], axis=1)
-        by_place = np.zeros((len(self.names) + 1, self.losses.shape[1], 5))
-        groups = np.array(self.groups)
-        np.add.at(by_place, groups, looking._Moments.of(self.losses, self.weights))
-        return looking._figures(by_row, groups, list(self.names), by_place)
+        tally, groups = looking.Tally(len(self.names)), np.array(self.groups)
+        clusters = np.arange(len(groups)) if self.clusters is None else np.array(self.clusters)
+        for start in range(0, len(groups), self.batch):
+            part = slice(start, start + self.batch)
+            tally.add(self.losses[part], self.weights[part], clusters[part], groups[part])
+        return tally.figures(self.names)
 
 
 def test_the_error_is_that_of_a_mean_where_rows_are_independent() -> None:
@@ -77,6 +80,19 @@ def test_targets_of_one_row_count_as_one_draw() -> None:
     a = Rows(once, np.ones_like(once), [-1] * 500).figures()
     b = Rows(tenfold, np.ones_like(tenfold), [-1] * 500).figures()
     assert b["se"] == pytest.approx(a["se"], rel=1e-9)
+
+
+def test_rows_of_one_document_count_as_one_draw_however_they_are_batched() -> None:
+    rng = np.random.default_rng(0)
+    once = rng.normal(2.0, 0.5, (300, 4))
+    many = np.repeat(once, 6, axis=0)
+    a = Rows(once, np.ones_like(once), [-1] * 300).figures()
+    for batch in (1, 4, 6, 100):
+        clusters = np.repeat(np.arange(300), 6).tolist()
+        b = Rows(many, np.ones_like(many), [-1] * 1800, clusters=clusters, batch=batch).figures()
+        assert b["se"] == pytest.approx(a["se"], rel=1e-9)
+        assert b["positions"]["se"] == pytest.approx(a["positions"]["se"], rel=1e-9)
+        assert (b["rows"], b["clusters"]) == (1800, 300)
 
 
 def test_intervals_hold_as_often_as_they_say() -> None:

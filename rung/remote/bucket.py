@@ -1,0 +1,325 @@
+"""A place that a URL names, and objects in and out of it: s3://, gs://, az://, file:// or the path of a folder.
+
+Promises: a request that fails for a passing reason (5xx, a cut connection, a timeout) is tried again, a bounded number
+of times; what remains is one sentence that names the place and what to check. Keys and endpoints come from the usual
+environment variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME).
+What the objects mean is left to manifest.
+
+The surprising thing: the first request is less patient than all others, so that a wrong URL is told at once; and a
+folder offers no "replace only this version", so there a lock and a comparison stand in for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from rung.errors import UserError
+from rung.runs.files import locked
+from rung.text import one_line
+
+T = TypeVar("T")
+Version = Mapping[str, str]  # which state of an object was read: e_tag, and with some stores a version
+SCHEMES = ("s3", "gs", "az", "file")
+PART_BYTES = 8 << 20  # more than this is sent in parts
+MOST_PARTS = 9_000  # S3 takes 10,000
+ATTEMPTS = 6
+_LOCAL = re.compile(r"(/|\./|\.\./|~|\.\.?$)")
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
+
+# Without credentials in the environment the machine itself is asked for some, at these addresses.
+_NO_KEYS = re.compile(r"169\.254\.|/latest/(api|meta-data)|computeMetadata|token request|identity/oauth2")
+
+
+class RemoteError(UserError):
+    """A place that cannot be used, or an item there that is not whole."""
+
+
+class Lost(RemoteError):
+    """Somebody else wrote the object in the meantime."""
+
+
+def is_place(word: str) -> bool:
+    """Whether a word of the command line names a place: a URL, or a path that cannot be taken for a run's name."""
+    return "://" in word or _LOCAL.match(word) is not None
+
+
+class Bucket:
+    """A place. All methods may be called from several threads."""
+
+    def __init__(self, url: str, *, is_new: bool = False) -> None:
+        """Opens the place and asks it nothing; `is_new` makes a folder that is not there."""
+        self.url, self.scheme, self.folder = _parsed(url)
+        _require()
+        self._has_answered = False
+        self._first, self._store = self._open(is_new)
+
+    def at(self, key: str) -> str:
+        """The URL of a key, for people."""
+        return f"{self.url}/{key}"
+
+    def read(self, key: str) -> tuple[bytes, Version] | None:
+        """An object and its version; None where there is none."""
+        import obstore
+
+        def get(store: Any) -> tuple[bytes, Version]:
+            result = obstore.get(store, key)
+            meta = result.meta
+            version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+            return bytes(result.bytes()), version
+
+        try:
+            return self._call(get)
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, data: bytes, before: Version | None) -> None:
+        """Writes a small object if it is still as it was: absent (None), or of that version; else raises Lost."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._local_lock(key):
+            if before is not None and self._is_local:
+                now = self.read(key)
+                if now is None or now[1] != before:
+                    raise self._lost(key)
+            mode: Any = "create" if before is None else "overwrite" if self._is_local else dict(before)
+            try:
+                self._call(lambda store: obstore.put(store, key, data, mode=mode))
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                # An answer may be lost after it was obeyed, and a second try then finds our own object.
+                found = self.read(key)
+                if found is None or found[0] != data:
+                    raise self._lost(key) from None
+
+    def send(self, key: str, chunks: Callable[[], Iterator[bytes]], num_bytes: int) -> None:
+        """Writes an object; `chunks` starts from the beginning each time it is called."""
+        import obstore
+
+        if num_bytes <= PART_BYTES:
+            self._call(lambda store: obstore.put(store, key, b"".join(chunks()), use_multipart=False))
+            return
+        part = max(PART_BYTES, -(-num_bytes // MOST_PARTS))
+        self._call(lambda store: obstore.put(store, key, chunks(), chunk_size=part, max_concurrency=3))
+
+    def receive(self, key: str) -> Iterator[bytes]:
+        """The bytes of an object, in pieces; goes on where a connection was cut. FileNotFoundError where it is gone."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        done, num_bytes, failures = 0, None, 0
+        while num_bytes is None or done < num_bytes:
+            options: Any = {"range": {"offset": done}} if done else None
+            result = self._call(functools.partial(obstore.get, path=key, options=options))
+            num_bytes = int(result.meta["size"]) if num_bytes is None else num_bytes
+            before = done
+            try:
+                for piece in result.stream(min_chunk_size=1 << 20):
+                    done += len(piece)
+                    yield bytes(piece)
+            except BaseError as error:
+                failures = failures + 1 if done == before else 1
+                if failures >= ATTEMPTS:
+                    raise self._told(error) from error
+                time.sleep(0.1 * 2**failures)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Key -> bytes of every object below a prefix."""
+        import obstore
+
+        def ask(store: Any) -> dict[str, int]:
+            found = obstore.list(store, prefix, chunk_size=1000)
+            return {meta["path"]: int(meta["size"]) for batch in found for meta in batch}
+
+        return self._call(ask)
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names one level below a prefix that have something below them."""
+        import obstore
+
+        found = self._call(lambda store: obstore.list_with_delimiter(store, prefix))
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Objects that are gone already are no error."""
+        import obstore
+
+        if self.folder is None:
+            for first in range(0, len(keys), 1000):
+                batch = list(keys[first : first + 1000])
+                self._call(functools.partial(obstore.delete, paths=batch))
+            return
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._call(functools.partial(obstore.delete, paths=key))
+            _remove_empty(self.folder / key, self.folder)
+
+    @property
+    def _is_local(self) -> bool:
+        return self.folder is not None
+
+    @contextlib.contextmanager
+    def _local_lock(self, key: str) -> Iterator[None]:
+        if self.folder is None:
+            yield
+            return
+        try:
+            place = (self.folder / key).parent
+            place.mkdir(parents=True, exist_ok=True)
+            with locked(place):
+                yield
+        except OSError as error:
+            raise self._told(error) from error
+
+    def _lost(self, key: str) -> Lost:
+        return Lost(f"{self.at(key)} was written by somebody else at the same time; nothing of this push is visible.")
+
+    def _open(self, is_new: bool) -> tuple[Any, Any]:
+        """Two clients: one that gives up soon, and one that is patient."""
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+
+        if self.folder is not None:
+            try:
+                if is_new:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                if not self.folder.is_dir():
+                    raise RemoteError(f"there is no folder {self.folder}; name another one, or push something there.")
+                store = LocalStore(self.folder)
+                return store, store
+            except (OSError, BaseError) as error:
+                raise self._told(error) from error
+        # No limit on a whole transfer: a checkpoint may take an hour. A connection that stands still is cut.
+        client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "12h"}
+        config: dict[str, Any] = {}
+        endpoint = self._endpoint()
+        if endpoint:
+            config["endpoint"] = endpoint
+        if endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+            client["allow_http"] = True
+        soon = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+        patient = {"max_retries": 8, "retry_timeout": timedelta(minutes=3)}
+        quick = {**client, "connect_timeout": "3s", "read_timeout": "20s"}
+        try:
+            return (
+                from_url(self.url, config=config or None, client_options=quick, retry_config=soon),
+                from_url(self.url, config=config or None, client_options=client, retry_config=patient),
+            )
+        except (BaseError, ValueError, TypeError) as error:
+            raise RemoteError(f"{self.url} cannot be opened: {_first_line(error)}.") from error
+
+    def _endpoint(self) -> str:
+        """A server that is not the provider's own; "" for the provider's."""
+        if self.scheme != "s3":
+            return ""
+        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+        return next((value for name in names if (value := os.environ.get(name))), "")
+
+    def _call(self, action: Callable[[Any], T]) -> T:
+        """Does it, again where obstore has given up on something that passes; its answers become ours.
+
+        Retries of obstore cover requests; a body that breaks off, and an upload in parts that fails as a whole, are
+        left to whoever asked.
+        """
+        from obstore import exceptions
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                result = action(self._store if self._has_answered else self._first)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                self._has_answered = True
+                raise
+            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+                raise self._told(error) from error
+            except (exceptions.BaseError, OSError) as error:
+                is_lost = "NoSuchUpload" in str(error)  # the last answer of an upload in parts; it may be done or not
+                is_absent = isinstance(error, FileNotFoundError) and not is_lost
+                if is_absent and not _NO_BUCKET.search(str(error)):
+                    self._has_answered = True
+                    raise
+                if not self._has_answered or attempt == ATTEMPTS or _NO_BUCKET.search(str(error)):
+                    raise self._told(error) from error
+                time.sleep(0.2 * 2**attempt)
+            else:
+                self._has_answered = True
+                return result
+        raise AssertionError("every attempt ends")
+
+    def _told(self, error: Exception) -> RemoteError:
+        """One sentence: the place, what happened, what to check."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        text, where = _first_line(error), self._endpoint() or f"{self.scheme}://"
+        keys = _KEYS.get(self.scheme, "your credentials")
+        if self.folder is not None:
+            return RemoteError(f"{self.folder} cannot be used: {text}; check its permissions and the space left.")
+        if _NO_BUCKET.search(str(error)):
+            bucket = urlsplit(self.url).netloc
+            return RemoteError(f"there is no bucket {bucket} at {where}; make it, or mend the URL {self.url}.")
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "status code: 403" in text:
+            return RemoteError(f"{self.url} refuses these credentials; check {keys}, and what they may do there.")
+        if _NO_KEYS.search(text):
+            return RemoteError(f"there are no credentials for {self.url}; set {keys}.")
+        if "error sending request" in text or "connect" in text.lower() or "timed out" in text:
+            hint = "AWS_ENDPOINT_URL and the network" if self.scheme == "s3" else "the network"
+            return RemoteError(f"{where} does not answer; check {hint} ({text}).")
+        return RemoteError(f"{self.url} failed: {text}.")
+
+
+def _parsed(url: str) -> tuple[str, str, Path | None]:
+    """The URL in one spelling, its scheme, and for a folder its path."""
+    if "://" not in url:
+        if not is_place(url):
+            raise RemoteError(f"{url} is not a place; name a URL such as s3://bucket/prefix, or a folder as ./{url}.")
+        folder = Path(url).expanduser().absolute()
+        return str(folder), "file", folder
+    scheme, rest = url.split("://", 1)
+    if scheme not in SCHEMES:
+        raise RemoteError(f"{url} cannot be used: {scheme}:// is none of {', '.join(f'{s}://' for s in SCHEMES)}.")
+    if scheme == "file":
+        folder = Path(unquote(rest.removeprefix("localhost")))
+        if not folder.is_absolute():
+            raise RemoteError(f"{url} does not name a folder; write file:///and/its/path, or the path alone.")
+        return str(folder), scheme, folder
+    if not rest.strip("/"):
+        raise RemoteError(f"{url} names no bucket; write {scheme}://bucket/prefix.")
+    return url.rstrip("/"), scheme, None
+
+
+def _require() -> None:
+    if importlib.util.find_spec("obstore") is None:
+        raise UserError("push, pull and --remote need the package obstore: pip install 'rung[s3]'.")
+
+
+def _first_line(error: Exception) -> str:
+    """What obstore says, without its page of debugging."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = one_line(str(error).split("\n\nDebug source")[0]).rstrip(".")
+    text = re.sub(r" in [0-9.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _remove_empty(path: Path, root: Path) -> None:
+    """Folders in which nothing is left, up to the place itself."""
+    for folder in path.parents:
+        if folder == root or not folder.is_relative_to(root):
+            return
+        try:
+            folder.rmdir()
+        except OSError:
+            return

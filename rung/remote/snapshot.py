@@ -1,0 +1,279 @@
+"""What of a run or a data set is sent, as of one moment; also of a run that is being written.
+
+Files of a run are hard-linked (else copied) into a folder of ours before they are read, so that the rotation of
+checkpoints, or a file that is replaced, cannot pull them away. Files of lines end with their last whole line. A
+checkpoint is taken by its own manifest, whole or not at all. Left out are derived copies (metrics by column), half
+written files, and the sign of life, which would make a copy look alive.
+
+The surprising thing: hashes that a checkpoint or a data set has in its own manifest are believed here, and checked
+while the bytes are sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rung.errors import RunError
+from rung.files import sha256
+from rung.remote.bucket import RemoteError
+from rung.remote.manifest import Entry
+from rung.runs.files import read_json
+from rung.runs.marks import BEST, PINNED, read_mark, save_folder, saved_steps
+from rung.runs.process import HEARTBEAT
+from rung.runs.query import Run
+
+CHECKPOINTS = ("kept", "best", "last", "all", "none")  # kept: the best, the last and those that are pinned
+_CHUNK = 1 << 20
+_SHOWN = ("experiment", "number", "recipe", "preset", "parent", "why", "verdict", "tags", "seed", "created", "ended")
+
+
+class Changed(RemoteError):
+    """A file is no longer what it was when its hash was taken."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An item as it will be listed, and where the bytes of each file are."""
+
+    kind: str
+    name: str
+    uid: str
+    entries: tuple[Entry, ...]
+    sources: Mapping[str, Path]
+    document: Mapping[str, Any] = field(default_factory=dict)
+    # Which files that are there already, and not in this snapshot, stay.
+    stays: Callable[[Entry], bool] = lambda entry: False
+
+    def chunks(self, entry: Entry) -> Iterator[bytes]:
+        """The bytes of a file; raises Changed instead of ending where they are not those of the entry."""
+        digest, left = hashlib.sha256(), entry.bytes
+        try:
+            with self.sources[entry.path].open("rb") as file:
+                while left and (piece := file.read(min(_CHUNK, left))):
+                    digest.update(piece)
+                    left -= len(piece)
+                    if left:
+                        yield piece
+                    elif digest.hexdigest() == entry.sha256:
+                        yield piece
+                        return
+        except OSError as error:
+            what = (error.strerror or str(error)).lower()
+            raise Changed(f"{entry.path} of {self.name} cannot be read: {what}; push it again.") from error
+        if entry.bytes or digest.hexdigest() != entry.sha256:
+            what = "is not what its hash says: it is damaged, or was changed while it was sent"
+            raise Changed(f"{entry.path} of {self.name} {what}; mend it, or push again.")
+
+
+def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]) -> Snapshot:
+    """A prepared data set: the files that its own manifest names."""
+    entries = [Entry(file, int(spec["bytes"]), str(spec["sha256"])) for file, spec in manifest["files"].items()]
+    own = path / "manifest.json"
+    entries.append(Entry(own.name, own.stat().st_size, sha256(own)))
+    info = manifest.get("info") or {}
+    document = {"kind": manifest.get("kind"), "records": manifest.get("records"), "summary": info.get("summary")}
+    return Snapshot("data", name, fingerprint, tuple(entries), {e.path: path / e.path for e in entries}, document)
+
+
+@contextlib.contextmanager
+def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> Iterator[Snapshot]:
+    """A run as it is now. `checkpoints` is one of CHECKPOINTS, `without` names folders of the run to leave out."""
+    with _stage(run.path) as stage:
+        found = _Files(run.path, stage)
+        steps = [step for step in wanted(run.path / "checkpoints", checkpoints) if found.save(step)]
+        if checkpoints == "all":
+            found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
+        found.below("", lambda path: not path.startswith("checkpoints/") and path.split("/")[0] not in without)
+        for mark in (BEST, PINNED):
+            found.add(f"checkpoints/{mark}")
+        document = _document(run, found, steps)
+        stays = _stays(run.path / "checkpoints", checkpoints, set(steps), without)
+        yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
+
+
+def uid_of(document: Mapping[str, Any]) -> str:
+    """What a run is, wherever it lies; runs of other trackers have no uid, and go by their start."""
+    return str(document.get("uid") or document.get("created") or "")
+
+
+def ahead(document: Mapping[str, Any]) -> tuple[int, int]:
+    """How far a run has come: its attempts, then its last step. Of two copies of a run, the larger is the later."""
+    segments, step = document.get("segments"), document.get("step")
+    return (segments if isinstance(segments, int) else 0, step if isinstance(step, int) else -1)
+
+
+def wanted(folder: Path, word: str) -> list[int]:
+    """Steps of the whole checkpoints here that a word of CHECKPOINTS means."""
+    steps = saved_steps(folder)
+    named = {*_named(folder, word), *(steps[-1:] if word in ("kept", "last") else [])}
+    return [step for step in steps if word == "all" or step in named]
+
+
+def _named(folder: Path, word: str) -> set[int]:
+    """Steps that the marks of a run name, whether they are here or not."""
+    best = read_mark(folder, BEST)[:1] if word in ("kept", "best") else []
+    return {*best, *(read_mark(folder, PINNED) if word == "kept" else [])}
+
+
+def step_of(path: str) -> int | None:
+    """Which checkpoint a file of a run belongs to."""
+    parts = path.split("/")
+    return int(parts[1]) if len(parts) > 2 and parts[0] == "checkpoints" and parts[1].isdecimal() else None
+
+
+def _stays(folder: Path, word: str, sent: set[int], without: Sequence[str]) -> Callable[[Entry], bool]:
+    """A checkpoint there that is not here stays if this run still names it, or has no later one: it was not rotated
+    away but never brought here. One that a resume set aside goes."""
+    here, named = saved_steps(folder), _named(folder, word)
+    aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
+
+    def stays(entry: Entry) -> bool:
+        step = step_of(entry.path)
+        if step is None:
+            return entry.path.split("/")[0] in without
+        if step in sent or step in aside:
+            return False
+        is_later = not here or step > here[-1]
+        return word == "none" or (step not in here and (word == "all" or step in named or is_later))
+
+    return stays
+
+
+class _Files:
+    """Collects files of a run: linked into the stage, with size and hash."""
+
+    def __init__(self, path: Path, stage: Path | None) -> None:
+        self.path, self.stage, self._num_held = path, stage, 0
+        self.entries: list[Entry] = []
+        self.sources: dict[str, Path] = {}
+
+    def save(self, step: int) -> bool:
+        """A checkpoint, by its own manifest; False where it has gone in the meantime."""
+        folder = save_folder(self.path / "checkpoints", step)
+        name = f"checkpoints/{folder.name}"
+        before = len(self.entries)
+        try:
+            source = self._hold(f"{name}/manifest.json")
+            files = read_json(source)["files"]
+            for file, spec in files.items():
+                self._enter(f"{name}/{file}", self._hold(f"{name}/{file}"), int(spec["bytes"]), str(spec["sha256"]))
+            self._enter(f"{name}/manifest.json", source)
+        except FileNotFoundError:
+            del self.entries[before:]
+            return False
+        except (ValueError, KeyError, TypeError, AttributeError):
+            what = "its manifest.json cannot be read; push with --checkpoints none, or remove it"
+            raise RunError(f"{folder} is damaged: {what}.") from None
+        return True
+
+    def below(self, top: str, is_wanted: Callable[[str], bool]) -> None:
+        """Every file below a folder of the run, except what is derived, half written or a sign of life."""
+        for path in sorted(_walk(self.path, top)):
+            if is_wanted(path) and path != HEARTBEAT and not path.startswith("metrics/columns/"):
+                self.add(path)
+
+    def add(self, path: str) -> None:
+        """A file, unless it has gone."""
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            shown = path.encode("utf-8", "backslashreplace").decode()
+            raise RunError(f"{self.path}/{shown} cannot be sent: its name is not UTF-8; rename it.") from None
+        with contextlib.suppress(FileNotFoundError):
+            source = self._hold(path)
+            self._enter(path, source, _whole_lines(source) if path.endswith(".ndjson") else None)
+
+    def _enter(self, path: str, source: Path, num_bytes: int | None = None, digest: str | None = None) -> None:
+        num_bytes = source.stat().st_size if num_bytes is None else num_bytes
+        self.entries.append(Entry(path, num_bytes, digest or _hash(source, num_bytes)))
+        self.sources[path] = source
+
+    def _hold(self, path: str) -> Path:
+        """A name of ours for the file as it is now."""
+        source = self.path / path
+        if self.stage is None:
+            if not source.is_file():
+                raise FileNotFoundError(path)
+            return source
+        self._num_held += 1
+        held = self.stage / str(self._num_held)
+        try:
+            os.link(os.path.realpath(source), held)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another disk, or one that knows no links
+            shutil.copyfile(source, held)
+        return held
+
+
+@contextlib.contextmanager
+def _stage(path: Path) -> Iterator[Path | None]:
+    """A folder for names of ours, on the run's own disk; None where nothing can be written there."""
+    stage = path / f".push-{os.urandom(4).hex()}.{os.getpid()}.tmp"  # as all that is half written: `rung gc` knows it
+    try:
+        stage.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _walk(root: Path, top: str) -> Iterator[str]:
+    """Paths of files, relative to the root; links are followed, each folder once."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root / top, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith("."):
+                yield Path(folder, name).relative_to(root).as_posix()
+
+
+def _whole_lines(file: Path) -> int:
+    """Bytes up to the last newline."""
+    with file.open("rb") as handle:
+        end = handle.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _CHUNK)
+            handle.seek(start)
+            found = handle.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def _hash(file: Path, num_bytes: int) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as handle:
+        while num_bytes and (piece := handle.read(min(_CHUNK, num_bytes))):
+            digest.update(piece)
+            num_bytes -= len(piece)
+    return digest.hexdigest()
+
+
+def _document(run: Run, found: _Files, steps: Sequence[int]) -> dict[str, Any]:
+    """What a listing shows; taken from the run.json that is sent."""
+    if "run.json" not in found.sources:
+        raise RunError(f"{run.path} has no run.json any more; was it removed?")
+    document = read_json(found.sources["run.json"])
+    now = Run(run.path, document)
+    best = read_mark(run.path / "checkpoints", BEST)[:1]
+    checkpoints = {"steps": list(steps), "best": best[0] if best else None}
+    head = {"id": now.id, "status": now.status, "step": now.step, "best": now.best}
+    tail = {"segments": len(document.get("segments") or []), "checkpoints": checkpoints}
+    return {**head, **{name: document.get(name) for name in _SHOWN}, **tail}

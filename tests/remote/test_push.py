@@ -1,0 +1,345 @@
+"""If this fails, a push shows half of an item, mixes two, sends what is there already, or removes what somebody
+needs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rung.errors import RunError
+from rung.remote.bucket import Bucket, Lost, RemoteError
+from rung.remote.manifest import read_manifest
+from rung.remote.parcel import Wish
+from rung.remote.pull import pull_data, pull_run
+from rung.remote.push import How, delete, push, push_run
+from rung.remote.snapshot import Changed, of_run, step_of
+from rung.runs.query import open_run
+from rung.runs.record import append_event
+from tests.remote.items import contents, finished, save, start, steps, tree
+from tests.remote.servers import Asked, Proxy
+from tests.remote.test_manifest import NAMES
+
+TREES = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=300), max_size=6)
+
+
+def is_tree(files: dict[str, bytes]) -> bool:
+    folders = {"/".join(path.split("/")[:i]) for path in files for i in range(1, path.count("/") + 1)}
+    names = [part.encode() for path in files for part in path.split("/")]
+    return not folders & set(files) and all(len(name) <= 255 for name in names)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=TREES.filter(is_tree))
+def test_any_tree_of_files_comes_back_as_it_was(place: str, files: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        bucket = Bucket(place, is_new=True)
+        pushed = push(bucket, tree(Path(folder, "here"), files), How(is_forced=True))
+        assert pushed.num_files == len(files)
+        pull_data(bucket, "tunes", Path(folder, "back"))
+        assert contents(Path(folder, "back")) == files
+        keys = bucket.sizes("data/tunes")
+        assert len(keys) == len(files) + 1, "files of earlier examples were not removed"
+
+
+def test_what_is_there_is_not_sent_again(between: Proxy, s3: str, tmp_path: Path) -> None:
+    bucket, files = Bucket(s3), {f"{i}.bin": os.urandom(5000) for i in range(6)}
+    assert push(bucket, tree(tmp_path, files)).num_sent == 6
+    between.asked.clear()
+    again = push(bucket, tree(tmp_path, files))
+    assert (again.num_sent, again.sent_bytes, between.puts()) == (0, 0, [])
+    more = push(bucket, tree(tmp_path, {**files, "new.bin": b"new"}), How(is_forced=True))
+    assert (more.num_sent, more.sent_bytes) == (1, 3)
+
+
+def meet_at_the_manifest(between: Proxy) -> None:
+    """Two pushes are held until both are about to write their manifest."""
+    barrier = threading.Barrier(2)
+
+    def before(asked: Asked) -> None:
+        if asked.method == "PUT" and "manifest.json" in asked.path:
+            barrier.wait(30)
+
+    between.before = before
+
+
+def race(bucket_of: list[Bucket], snapshots: list, is_forced: bool = False) -> list[BaseException | None]:  # type: ignore[type-arg]
+    ends: list[BaseException | None] = [None, None]
+
+    def one(number: int) -> None:
+        try:
+            push(bucket_of[number], snapshots[number], How(is_forced=is_forced))
+        except BaseException as error:
+            ends[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+@pytest.mark.parametrize("is_update", [False, True], ids=["new", "update"])
+def test_of_two_who_push_at_once_exactly_one_wins(between: Proxy, s3: str, tmp_path: Path, is_update: bool) -> None:
+    if is_update:
+        push(Bucket(s3), tree(tmp_path / "before", {"common.bin": b"before"}))
+    states = [{"own.bin": b"one" * 100, "common.bin": b"c"}, {"own.bin": b"two" * 100, "common.bin": b"c"}]
+    snapshots = [tree(tmp_path / str(i), files) for i, files in enumerate(states)]
+    meet_at_the_manifest(between)
+    ends = race([Bucket(s3), Bucket(s3)], snapshots, is_forced=is_update)
+    between.before = lambda asked: None
+    losers = [number for number, end in enumerate(ends) if end is not None]
+    assert len(losers) == 1, ends
+    assert isinstance(ends[losers[0]], Lost)
+    assert "Push again" in str(ends[losers[0]])
+    pull_data(Bucket(s3), "tunes", tmp_path / "back")
+    assert contents(tmp_path / "back") == states[1 - losers[0]]
+
+
+@pytest.mark.parametrize("is_update", [False, True], ids=["new", "update"])
+def test_the_same_in_a_folder(tmp_path: Path, is_update: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "there")
+    if is_update:
+        push(Bucket(place, is_new=True), tree(tmp_path / "before", {"common.bin": b"before"}))
+    states = [{"own.bin": b"one"}, {"own.bin": b"two"}]
+    snapshots = [tree(tmp_path / str(i), files) for i, files in enumerate(states)]
+    barrier, write = threading.Barrier(2), Bucket.write
+
+    def together(self: Bucket, key: str, data: bytes, before: object) -> None:
+        barrier.wait(30)
+        write(self, key, data, before)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bucket, "write", together)
+    ends = race([Bucket(place, is_new=True), Bucket(place, is_new=True)], snapshots, is_forced=is_update)
+    losers = [number for number, end in enumerate(ends) if end is not None]
+    assert len(losers) == 1, ends
+    assert isinstance(ends[losers[0]], Lost)
+    pull_data(Bucket(place), "tunes", tmp_path / "back")
+    assert contents(tmp_path / "back") == states[1 - losers[0]]
+
+
+def test_a_file_that_changes_under_our_hands_is_not_sent(place: str, tmp_path: Path) -> None:
+    bucket = Bucket(place, is_new=True)
+    snapshot = tree(tmp_path, {"a.bin": b"x" * 1000, "b.bin": b"y"})
+    for changed in (b"z" * 1000, b"short", b"x" * 1000 + b"longer"):
+        (tmp_path / "a.bin").write_bytes(changed)
+        if changed.startswith(b"x"):  # only what its hash is of is sent
+            push(bucket, snapshot)
+            continue
+        with pytest.raises(Changed, match=r"a\.bin"):
+            push(bucket, snapshot)
+        assert read_manifest(bucket, "data", "tunes") is None
+    pull_data(bucket, "tunes", tmp_path / "back")
+    assert contents(tmp_path / "back")["a.bin"] == b"x" * 1000
+
+
+def test_verify_finds_and_mends_what_is_damaged_there(place: str, tmp_path: Path) -> None:
+    bucket = Bucket(place, is_new=True)
+    snapshot = tree(tmp_path / "here", {"a.bin": b"x" * 1000, "b.bin": b"y"})
+    push(bucket, snapshot)
+    key = next(key for key in bucket.sizes("data") if "a.bin" in key)
+    bucket.send(key, lambda: iter([b"q" * 1000]), 1000)
+    push(bucket, snapshot)  # sizes alone do not tell
+    with pytest.raises(RemoteError, match="damaged"):
+        pull_data(bucket, "tunes", tmp_path / "back")
+    push(bucket, snapshot, How(is_verified=True))
+    pull_data(bucket, "tunes", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "here")
+
+
+def test_a_run_is_never_replaced_by_another_or_by_an_earlier_state(place: str, tmp_path: Path) -> None:
+    bucket, ours, theirs = Bucket(place, is_new=True), tmp_path / "ours", tmp_path / "theirs"
+    push_run(bucket, finished(ours).path)
+    with pytest.raises(RemoteError, match=r"is another run.*rung mv"):
+        push_run(bucket, finished(theirs).path)
+    pull_run(bucket, "piano/1", tmp_path / "copy")
+    from rung.runs.record import Record
+
+    record = Record.reopen(ours / "piano/1", command=["rung", "resume"])
+    steps(record, 20, 30)
+    record.finish("finished")
+    push_run(bucket, record.path)
+    with pytest.raises(RemoteError, match=r"is later than piano/1 here.*rung pull"):
+        push_run(bucket, tmp_path / "copy/piano/1")
+    push_run(bucket, tmp_path / "copy/piano/1", how=How(is_forced=True))
+
+
+def saved(bucket: Bucket, name: str = "piano/1") -> set[int]:
+    found = read_manifest(bucket, "run", name)
+    assert found is not None
+    return {step for entry in found[0].entries if (step := step_of(entry.path)) is not None}
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("kept", {10, 40, 20}), ("best", {10}), ("last", {40}), ("all", {10, 20, 30, 40}), ("none", set())],
+)
+def test_which_checkpoints_go(place: str, tmp_path: Path, word: str, expected: set[int]) -> None:
+    run = finished(tmp_path / "runs", saves=(10, 20, 30, 40))
+    (run.path / "checkpoints/pinned").write_text("20\n")
+    bucket = Bucket(place, is_new=True)
+    push_run(bucket, run.path, word)
+    assert saved(bucket) == expected
+
+
+def test_checkpoints_that_were_never_brought_here_stay_there(place: str, tmp_path: Path) -> None:
+    """A pull without checkpoints, a note, a push: the weights must still be there."""
+    bucket = Bucket(place, is_new=True)
+    push_run(bucket, finished(tmp_path / "ours").path)
+    for word in ("none", "best", "last"):
+        copy = tmp_path / word
+        pull_run(bucket, "piano/1", copy, Wish(word))
+        append_event(copy / "piano/1", "note", text=f"seen with {word}")
+        push_run(bucket, copy / "piano/1")
+        assert saved(bucket) == {10, 20}, word
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    assert [event["text"] for event in open_run("piano/1", tmp_path / "back").events("note")][-1] == "seen with last"
+
+
+def test_checkpoints_that_were_rotated_away_or_set_aside_go_there_too(place: str, tmp_path: Path) -> None:
+    import shutil
+
+    run, bucket = finished(tmp_path / "runs", saves=(10, 20, 30), best=30), Bucket(place, is_new=True)
+    push_run(bucket, run.path, "all")
+    assert saved(bucket) == {10, 20, 30}
+    shutil.rmtree(run.path / "checkpoints/00000010")
+    push_run(bucket, run.path)
+    assert saved(bucket) == {30}
+    (run.path / "checkpoints/aside-1").mkdir()
+    (run.path / "checkpoints/00000030").rename(run.path / "checkpoints/aside-1/00000030")
+    (run.path / "checkpoints/best").unlink()
+    push_run(bucket, run.path)
+    assert saved(bucket) == {20}
+
+
+def test_folders_left_out_stay_as_they_are_there(place: str, tmp_path: Path) -> None:
+    run, bucket = finished(tmp_path / "runs"), Bucket(place, is_new=True)
+    push_run(bucket, run.path)
+    (run.path / "samples/00000020/more.mid").write_bytes(b"MThd")
+    append_event(run.path, "note", text="x")
+    push_run(bucket, run.path, without=["samples"])
+    found = read_manifest(bucket, "run", "piano/1")
+    assert found is not None
+    assert [e.path for e in found[0].entries if e.path.startswith("samples")] == ["samples/00000020/tune é.mid"]
+
+
+def test_a_run_in_progress_goes_as_it_is_now(place: str, tmp_path: Path) -> None:
+    record = start(tmp_path / "runs")
+    steps(record, 0, 7)
+    save(record.path, 5)
+    (record.path / "checkpoints/.00000007.1.tmp").mkdir()
+    (record.path / "checkpoints/.00000007.1.tmp/model.safetensors").write_bytes(b"half")
+    (record.path / "checkpoints/00000006").mkdir()  # a save without a manifest is none
+    (record.path / "checkpoints/00000006/model.safetensors").write_bytes(b"half")
+    with (record.path / "metrics/000.ndjson").open("ab") as file:
+        file.write(b'{"step": 7, "loss"')
+    bucket = Bucket(place, is_new=True)
+    push_run(bucket, record.path)
+    assert saved(bucket) == {5}
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    back = open_run("piano/1", tmp_path / "back")
+    assert back.metrics(["loss"])["step"] == list(range(7))
+    assert (back.path / "metrics/000.ndjson").read_bytes().endswith(b"\n")
+    assert not (back.path / "heartbeat").exists()
+    assert not list(back.path.rglob("*.tmp"))
+    assert not list(record.path.glob(".push*"))
+
+
+def test_a_checkpoint_that_goes_while_we_look_is_left_out_or_whole(place: str, tmp_path: Path) -> None:
+    """Rotation takes a save away after it was chosen, and another while it is sent."""
+    import shutil
+
+    run = finished(tmp_path / "runs", saves=(10, 20))
+    bucket = Bucket(place, is_new=True)
+    with of_run(run, "all") as snapshot:
+        shutil.rmtree(run.path / "checkpoints/00000010")
+        push(bucket, snapshot)
+    assert saved(bucket) == {10, 20}
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    back = tmp_path / "back/piano/1/checkpoints/00000010"
+    assert sorted(path.name for path in back.iterdir()) == [
+        "manifest.json", "model.safetensors", "optimizer.pt", "state.json",
+    ]  # fmt: skip
+    (run.path / "checkpoints/00000020/optimizer.pt").unlink()
+    with of_run(run, "all") as snapshot:
+        assert not [entry for entry in snapshot.entries if step_of(entry.path) == 20]
+
+
+def test_a_damaged_checkpoint_is_found_before_it_is_visible(place: str, tmp_path: Path) -> None:
+    run = finished(tmp_path / "runs")
+    file = run.path / "checkpoints/00000010/model.safetensors"
+    file.write_bytes(os.urandom(file.stat().st_size))
+    bucket = Bucket(place, is_new=True)
+    with pytest.raises(Changed, match=r"model\.safetensors.*damaged"):
+        push_run(bucket, run.path)
+    assert read_manifest(bucket, "run", "piano/1") is None
+
+
+def test_a_run_folder_that_cannot_be_written_is_read_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, mkdir = finished(tmp_path / "runs"), Path.mkdir
+
+    def refuse(self: Path, *args: object, **more: object) -> None:
+        if self.name.startswith(".push"):
+            raise PermissionError(13, "Permission denied")
+        mkdir(self, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    bucket = Bucket(str(tmp_path / "there"), is_new=True)
+    push_run(bucket, run.path)
+    assert saved(bucket) == {10, 20}
+
+
+def test_a_disk_without_links_is_copied_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, bucket = finished(tmp_path / "runs"), Bucket(str(tmp_path / "there"), is_new=True)
+
+    def refuse(*args: object, **more: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with of_run(run) as snapshot:
+        monkeypatch.undo()
+        push(bucket, snapshot)
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    assert (tmp_path / "back/piano/1/run.json").read_bytes() == (run.path / "run.json").read_bytes()
+
+
+def test_a_name_that_is_not_utf8_is_one_sentence(tmp_path: Path) -> None:
+    run = finished(tmp_path / "runs")
+    with open(os.fsencode(run.path) + b"/samples/\xff.mid", "wb"):
+        pass
+    with pytest.raises(RunError, match="not UTF-8"), of_run(run):
+        pass
+
+
+def test_deleting_takes_the_manifest_first_and_can_be_said_again(between: Proxy, s3: str, tmp_path: Path) -> None:
+    bucket = Bucket(s3)
+    push_run(bucket, finished(tmp_path / "runs").path)
+    between.asked.clear()
+    num_files = delete(bucket, "run", "piano/1")
+    assert num_files > 10
+    assert bucket.sizes("runs") == {}
+    with pytest.raises(RemoteError, match=r"there is no piano/1"):
+        delete(bucket, "run", "piano/1")
+    push_run(bucket, open_run("piano/1", tmp_path / "runs").path)
+    seen: list[bool] = []
+
+    def fault(asked: Asked) -> str | None:
+        is_removal = asked.method == "DELETE" or "delete" in asked.path
+        if is_removal:
+            seen.append(True)
+        return "403" if is_removal and len(seen) > 1 else None  # the second removal, that of the files
+
+    between.fault = fault
+    with pytest.raises(RemoteError):
+        delete(bucket, "run", "piano/1")
+    between.fault = lambda asked: None
+    assert read_manifest(bucket, "run", "piano/1") is None
+    assert bucket.sizes("runs")
+    delete(bucket, "run", "piano/1")
+    assert bucket.sizes("runs") == {}
