@@ -74,6 +74,11 @@ class Pretend:
             claim.release("finished" if end == "finished" else "failed")
 
 
+def num_trials(search: Search) -> dict[str, int]:
+    names = {"COMPLETE": "finished", "PRUNED": "diverged", "FAIL": "failed", "RUNNING": "running"}
+    return {name: len(search._trials(state)) for state, name in names.items()}
+
+
 def varies_of(points: Sequence[Point]) -> list[dict[str, Any]]:
     return [dict(point.varies) for point in points]
 
@@ -81,7 +86,7 @@ def varies_of(points: Sequence[Point]) -> list[dict[str, Any]]:
 def test_a_search_uses_up_its_trials_and_finds_the_valley(tmp_path: Path) -> None:
     search, launcher = Search(make(tmp_path, trials=25)), Pretend()
     assert drive(search, launcher, told)
-    assert search.num_trials() == {"finished": 25, "diverged": 0, "failed": 0, "running": 0}
+    assert num_trials(search) == {"finished": 25, "diverged": 0, "failed": 0, "running": 0}
     found = search.best()
     assert found is not None
     point, value = found
@@ -139,7 +144,7 @@ def test_a_stopped_search_goes_on_with_the_same_point(tmp_path: Path) -> None:
 def test_a_run_that_diverged_is_worse_than_all_and_one_that_failed_says_nothing(tmp_path: Path) -> None:
     search = Search(make(tmp_path, trials=3))
     assert drive(search, Pretend(["diverged", "failed", "finished"]), told)
-    assert search.num_trials() == {"finished": 1, "diverged": 1, "failed": 1, "running": 0}
+    assert num_trials(search) == {"finished": 1, "diverged": 1, "failed": 1, "running": 0}
     assert search.best() is not None
 
 
@@ -147,7 +152,7 @@ def test_values_that_are_not_finite_count_as_diverged(tmp_path: Path) -> None:
     search = Search(make(tmp_path, trials=2))
     for value in (math.nan, math.inf):
         search.tell(search.ask()[0], value)
-    assert search.num_trials()["diverged"] == 2
+    assert num_trials(search)["diverged"] == 2
     assert search.best() is None
 
 
@@ -179,6 +184,14 @@ def test_a_grid_is_walked_in_order_and_once(tmp_path: Path) -> None:
     assert search.ask() == []
 
 
+def test_a_grid_of_any_size_is_begun_at_once() -> None:
+    given = {"space": {name: {"low": 0, "high": 10**9} for name in "abc"}, "sampler": "grid", "metric": "val/loss"}
+    found = read_settings(given)
+    assert found.num_combinations == (10**9 + 1) ** 3
+    assert found.combination(1) == {"a": 0, "b": 0, "c": 1}
+    assert found.combination(10**9 + 1) == {"a": 0, "b": 1, "c": 0}
+
+
 def test_a_point_that_comes_up_again_is_not_trained_again(tmp_path: Path) -> None:
     search, seen = Search(make(tmp_path, trials=20, space={"model.n_layer": [2, 4]})), list[int]()
     while points := search.ask(3):
@@ -186,7 +199,7 @@ def test_a_point_that_comes_up_again_is_not_trained_again(tmp_path: Path) -> Non
             seen.append(point.varies["model.n_layer"])
             search.tell(point, float(seen[-1]))
     assert sorted(seen) == [2, 4]
-    assert search.num_trials()["finished"] == 20
+    assert num_trials(search)["finished"] == 20
 
 
 def test_higher_may_be_better(tmp_path: Path) -> None:
@@ -211,6 +224,21 @@ def test_a_line_that_was_cut_by_a_kill_is_taken_off(tmp_path: Path) -> None:
     assert Search(plan.load(sweep.folder)).best() == (first[0], 2.0)
 
 
+def test_a_process_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+    """Killed with the journal in its hands; Optuna's own lock would stay, and be waited for."""
+    sweep = make(tmp_path)
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom rung.sweep import plan\nfrom rung.sweep.search import Search\n"
+        "search = Search(plan.load(Path(sys.argv[1])))\n"
+        "search._study._storage._backend._lock.acquire()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code, str(sweep.folder)], env=env, check=False).returncode == -9
+    assert [path.name for path in sweep.folder.glob(f"{JOURNAL}*")] == [JOURNAL]
+    assert len(Search(plan.load(sweep.folder)).ask()) == 1
+
+
 def test_a_kill_at_any_moment_loses_no_trial(tmp_path: Path) -> None:
     """A driver is killed while its trials go on; what it had asked is asked again, and what it had told is kept."""
     sweep = make(tmp_path, trials=30)
@@ -232,10 +260,10 @@ def test_a_kill_at_any_moment_loses_no_trial(tmp_path: Path) -> None:
             asked += process.stdout.read().split()
     search = Search(plan.load(sweep.folder))
     assert set(asked) <= {point.key for point in plan.load(sweep.folder).points}
-    assert sum(search.num_trials().values()) == len(dict.fromkeys(asked)) or search.num_trials()["running"] <= 1
+    assert sum(num_trials(search).values()) == len(dict.fromkeys(asked)) or num_trials(search)["running"] <= 1
     while points := search.ask():
         search.tell(points[0], 2.0)
-    assert search.num_trials() == {"finished": 30, "diverged": 0, "failed": 0, "running": 0}
+    assert num_trials(search) == {"finished": 30, "diverged": 0, "failed": 0, "running": 0}
 
 
 def test_another_space_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -293,7 +321,8 @@ def test_all_mistakes_are_told_at_once() -> None:
 @given(st.integers(-50, 50), st.integers(1, 50), st.integers(1, 7))
 @settings(deadline=None)
 def test_steps_stay_inside(low: int, span: int, step: int) -> None:
-    values = Range(low, low + span, step, False).values()
+    found = Range(low, low + span, step, False)
+    values = [found.value(number) for number in range(found.num_values)]
     assert values[0] == low
     assert low + span - step < values[-1] <= low + span
     assert all(isinstance(value, int) for value in values)

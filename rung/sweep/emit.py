@@ -1,0 +1,214 @@
+"""A sweep as files for engines that rung does not talk to: a Kubernetes Job, and a SkyPilot task.
+
+What is written starts the same command as every launcher, `rung sweep point FOLDER KEY`, on storage where the sweep's
+folder lies: nothing of a point's config is in the file, so nothing of it can be quoted wrongly. Sending the file to the
+cluster, and bringing code, data and the sweep's folder there, is left to the user; the head of the file says how.
+
+The surprising thing: text is written in quotes throughout. The keys of points are hexadecimal, and one such as
+20541e700182 is a number to the YAML of Kubernetes, though not to Python's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from rung.errors import UserError
+from rung.sweep.launch.needs import Needs, line, lines, whole
+from rung.sweep.point import FAILED, STOPPED
+from rung.sweep.space import Point, Sweep
+from rung.text import one_line
+
+GRACE_S = 300  # from the wish to stop to the kill: a large model is saved in that time
+MOST_LOST = 5  # pods of one point that vanish without a word
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z/_.-]*")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_OTHER = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}  # words that YAML reads as values
+
+
+def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) -> str:
+    """A Job with one index for each point. Its claim's volume is seen where `launch: mount` says, or where the runs
+    folder lies here."""
+    _some(sweep, points)
+    image = image or line(sweep, "image")
+    if not image:
+        raise UserError("a Kubernetes Job needs an image with rung in it: give `launch: image` in the sweep file.")
+    claim = line(sweep, "claim") or "rung-runs"
+    if not _CLAIM.fullmatch(claim):
+        raise UserError(f"launch: claim={claim!r} is no name of a PersistentVolumeClaim, such as rung-runs.")
+    mount = _mount(sweep)
+    num = len(points)
+    name = label(f"rung-{sweep.name}", 63 - 1 - len(str(num - 1)))  # a pod is named after the job and its index
+    keys = [point.key for point in points]
+    # The shell gets folder and keys as arguments, counts to its own, and becomes the point's process.
+    script = 'shift "$JOB_COMPLETION_INDEX"; exec rung sweep point "$0" "$1"'
+    container = {
+        "name": "point",
+        "image": image,
+        "command": ["/bin/sh", "-c", script, *map(_unexpanded, [_folder(sweep, mount), *keys])],
+        "env": [{"name": key, "value": value} for key, value in _threads(sweep).items()],
+        "resources": _resources(Needs.of(sweep)),
+        "volumeMounts": [{"name": "runs", "mountPath": mount}],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "rung", "rung/sweep": label(sweep.name, 63)}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": num,
+            "parallelism": min(num, whole(sweep, "array_parallelism", num)),
+            "backoffLimitPerIndex": MOST_LOST,
+            "podFailurePolicy": {"rules": _rules()},
+            "template": {
+                "metadata": {"labels": {"rung/sweep": label(sweep.name, 63)}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": GRACE_S,
+                    "containers": [container],
+                    "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}],
+                },
+            },
+        },
+    }
+    head = [
+        f"Sweep {one_line(sweep.name)}: {num} points, for Kubernetes 1.29 or newer. The volume of claim {claim} must",
+        f"hold the runs folder with .sweeps/{one_line(sweep.name)} in it, and data where the configs name it.",
+        "A point that was stopped or evicted goes on from its checkpoint; one that failed leaves the others alone.",
+        "  kubectl apply -f FILE",
+        f"  kubectl get pods -l job-name={name}",
+        f"  kubectl delete job {name}    (trainings save first; the runs stay)",
+    ]
+    return _file(head, job)
+
+
+def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
+    """One task, launched once for each point with its key as POINT. Its claim is a bucket, which is mounted as the runs
+    folder."""
+    _some(sweep, points)
+    bucket = line(sweep, "claim")
+    if not bucket or "://" not in bucket:
+        raise UserError("SkyPilot needs a bucket for the runs: give `launch: claim`, such as s3://my-bucket/runs.")
+    mount, needs = _mount(sweep), Needs.of(sweep)
+    accelerators = line(sweep, "accelerators")
+    if needs.gpus and not accelerators:
+        raise UserError("SkyPilot needs the name of the GPUs: give `launch: accelerators`, such as H100.")
+    resources: dict[str, Any] = {"cpus": f"{needs.cpus}+"}
+    if needs.mem_gb:
+        resources["memory"] = f"{needs.mem_gb:g}+"
+    if accelerators:
+        resources["accelerators"] = accelerators if ":" in accelerators else f"{accelerators}:{max(1, needs.gpus)}"
+    image = line(sweep, "image")
+    if image:
+        resources["image_id"] = image if image.startswith("docker:") else f"docker:{image}"
+    resources["job_recovery"] = {"recover_on_exit_codes": [STOPPED]}
+    name = label(f"rung-{sweep.name}", 50)
+    task = {
+        "name": name,
+        "num_nodes": 1,
+        "resources": resources,
+        "workdir": ".",
+        "envs": {"POINT": points[0].key, **_threads(sweep)},
+        # Cached: a plain mount of a bucket can neither append to a file nor rename one, and a run does both.
+        "file_mounts": {mount: {"source": bucket, "mode": "MOUNT_CACHED"}},
+        "setup": "\n".join(lines(sweep, "setup") or ([] if image else ["pip install rung"])) + "\n",
+        "run": f'exec rung sweep point {shlex.quote(_folder(sweep, mount))} "$POINT"\n',
+    }
+    if task["setup"] == "\n":
+        del task["setup"]
+    head = [
+        f"Sweep {one_line(sweep.name)}: {len(points)} points, each a managed job of SkyPilot that goes on from its",
+        f"checkpoint when its machine is taken away. {one_line(bucket)} must hold the runs folder with",
+        f".sweeps/{one_line(sweep.name)} in it.",
+        f"  for point in {' '.join(point.key for point in points)}; do",
+        f'    sky jobs launch --yes --detach-run --name "{name}-$point" --env POINT="$point" FILE',
+        "  done",
+    ]
+    return _file(head, task)
+
+
+def label(text: str, most: int) -> str:
+    """A name by the rules of RFC 1123: lower-case letters, digits and dashes, of at most so many characters. One that
+    had to be changed ends with a few digits of its hash, so that two different ones stay different."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if plain == text and len(plain) <= most:
+        return plain
+    digits = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+    return f"{plain[: most - len(digits) - 1].rstrip('-')}-{digits}".lstrip("-")
+
+
+def _some(sweep: Sweep, points: Sequence[Point]) -> None:
+    if not points:
+        raise UserError(
+            f"sweep {sweep.name} has no points left to write; `rung sweep show {sweep.name}` says how it stands."
+        )
+
+
+def _mount(sweep: Sweep) -> str:
+    mount = line(sweep, "mount") or str(sweep.runs)
+    if not PurePosixPath(mount).is_absolute() or ":" in mount:
+        raise UserError(f"launch: mount={mount!r} must be an absolute path without a colon, such as /runs.")
+    return mount
+
+
+def _folder(sweep: Sweep, mount: str) -> str:
+    return str(PurePosixPath(mount, *sweep.folder.relative_to(sweep.runs).parts))
+
+
+def _rules() -> list[dict[str, Any]]:
+    """What becomes of a point whose pod ended badly: exit code 3 and an eviction are followed by another pod, however
+    often; 1 ends this point alone; anything else is tried a few times."""
+
+    def on_exit(action: str, code: int) -> dict[str, Any]:
+        return {"action": action, "onExitCodes": {"containerName": "point", "operator": "In", "values": [code]}}
+
+    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    return [on_exit("Ignore", STOPPED), on_exit("FailIndex", FAILED), evicted]
+
+
+def _resources(needs: Needs) -> dict[str, Any]:
+    asked = {"cpu": str(needs.cpus)}
+    if needs.mem_gb:
+        asked["memory"] = f"{round(needs.mem_gb * 1024)}Mi"
+    limits = {name: value for name, value in asked.items() if name == "memory"}
+    if needs.gpus:
+        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(needs.gpus)
+    return {"requests": asked, **({"limits": limits} if limits else {})}
+
+
+def _threads(sweep: Sweep) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(whole(sweep, "threads", 1))}
+
+
+def _unexpanded(text: str) -> str:
+    """Kubernetes replaces $(NAME) in a command, and takes $$ for a dollar sign."""
+    return text.replace("$", "$$")
+
+
+class _Quoted(yaml.SafeDumper):
+    """Writes text in double quotes unless every YAML reads it as text, and repeats what is used twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if "\n" in text and all(one.isprintable() for one in text.splitlines()):
+        style: str | None = "|"
+    else:
+        style = None if _PLAIN.fullmatch(text) and text.lower() not in _OTHER else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Quoted.add_representer(str, _write_text)
+
+
+def _file(head: Sequence[str], document: Any) -> str:
+    comment = "".join(f"# {one}\n" for one in head)
+    return comment + yaml.dump(document, Dumper=_Quoted, sort_keys=False, allow_unicode=True, width=1000)
