@@ -19,7 +19,7 @@ from rung.cli.table import age, one_line, print_table, printable
 from rung.errors import RunError
 from rung.runs.columns import Progress
 from rung.runs.fields import verdict_word
-from rung.runs.files import to_json
+from rung.runs.files import read_json, to_json
 from rung.runs.query import Run, open_run, ref
 from rung.units import size
 
@@ -50,7 +50,7 @@ def command(run: str, root: Path, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(_everything(found)).decode())
         return
-    for part in (_header, _notes, _config, _evals, _metrics, _files, _events):
+    for part in (_header, _notes, _config, _evals, _examined, _metrics, _files, _events):
         part(found)
     _resume(found)
 
@@ -212,6 +212,22 @@ def _evals(run: Run) -> None:
         for name in dict.fromkeys(str(event.get("set")) for event in evals):
             losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
             click.echo(f"{one_line(name)} loss  {sparkline(losses)}")
+
+
+def _examined(run: Run) -> None:
+    """The newest closer look at each split and each model."""
+    newest = {event.get("file"): event for event in run.events("examined")}
+    lines = []
+    for file, event in newest.items():
+        try:
+            sets = read_json(run.path / str(file))["sets"]
+            told = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
+        except (OSError, ValueError, KeyError, TypeError):
+            told = ["cannot be read"]
+        lines.append(f"  {one_line(event.get('weights'))}: {', '.join(told)}  {printable(str(file))}")
+    if lines:
+        click.echo(f"\nlooked closer ({len(lines)})")
+        click.echo("\n".join(lines))
 
 
 def sparkline(values: Sequence[Any], most: int = 60) -> str:

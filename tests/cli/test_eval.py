@@ -81,3 +81,13 @@ def test_patience_ends_a_run_that_no_longer_improves(rung: Rung) -> None:
     assert [row["step"] for row in run.evals()] == [2, 4, 6, 8]
     assert "no new lowest eval loss" in text
     assert run.checkpoints()[-1] == "00000008"
+
+
+def test_show_tells_of_it_and_survives_a_damaged_file(rung: Rung) -> None:
+    rung.train("optimizer.max_iters=4")
+    rung("eval", "piano/1", "--split", "test")
+    file = rung.folder / "runs/piano/1/evals/test-4.json"
+    seen = json.loads(file.read_text())["sets"]["test"]
+    assert f"test {seen['loss']:.4f} ± {seen['se'] or 0:.4f}" in rung("show", "piano/1")
+    file.write_text("{")
+    assert "cannot be read" in rung("show", "piano/1")
