@@ -16,6 +16,7 @@ from rung.compare.code import Changed, CodeDiff
 from rung.compare.code import diff as code_diff
 from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference, is_of_engine, part_of
 from rung.errors import RunError
+from rung.runs.fields import leaves
 from rung.runs.files import to_json
 from rung.runs.query import Run
 
@@ -62,7 +63,7 @@ def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
 
 
 def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
-    was, now = (dict(_leaves(_tree(run))) for run in (a, b))
+    was, now = (dict(leaves(_tree(run))) for run in (a, b))
     sources = (a.sources(), b.sources())
     names = [name for name in dict.fromkeys([*was, *now]) if not _is_equal(name, was, now)]
     if a.document.get("recipe") != b.document.get("recipe"):
@@ -130,14 +131,6 @@ def _is_equal(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> bool
     if name not in was or name not in now or isinstance(was[name], bool) != isinstance(now[name], bool):
         return False
     return bool(was[name] == now[name]) or to_json(was[name]) == to_json(now[name])  # NaN is equal to NaN here
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _code(a: Run, b: Run, code: CodeDiff, same: list[str]) -> Iterator[Difference]:

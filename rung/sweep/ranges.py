@@ -19,9 +19,8 @@ Whether the recipe takes the keys is left to the command line, which asks it at 
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +46,13 @@ class Range:
     def is_whole(self) -> bool:
         return all(isinstance(value, int) for value in (self.low, self.high, 0 if self.step is None else self.step))
 
-    def values(self) -> list[Any]:
-        """All of them, where there are steps."""
-        step = self.step if self.step is not None else 1
-        num = math.floor((self.high - self.low) / step + 1e-9) + 1
-        return [self.low + i * step for i in range(num)]
+    @property
+    def num_values(self) -> int:
+        """How many there are, by steps."""
+        return math.floor((self.high - self.low) / (self.step or 1) + 1e-9) + 1
+
+    def value(self, number: int) -> float:
+        return self.low + number * (self.step or 1)
 
 
 Choices = tuple[Any, ...]
@@ -68,10 +69,18 @@ class Settings:
     seed: int
     space: Mapping[str, Range | Choices]
 
-    def combinations(self) -> Iterator[tuple[Any, ...]]:
-        """All there are, the last key moving fastest; choices by their place in the list."""
-        each = (range(len(one)) if isinstance(one, tuple) else one.values() for one in self.space.values())
-        return itertools.product(*each)
+    @property
+    def num_combinations(self) -> int:
+        """Of a grid."""
+        return math.prod(len(one) if isinstance(one, tuple) else one.num_values for one in self.space.values())
+
+    def combination(self, number: int) -> dict[str, Any]:
+        """One of a grid, the last key moving fastest; choices by their place in the list."""
+        found: dict[str, Any] = {}
+        for name, one in reversed(list(self.space.items())):
+            number, place = divmod(number, len(one) if isinstance(one, tuple) else one.num_values)
+            found[name] = place if isinstance(one, tuple) else one.value(place)
+        return found
 
 
 def read_settings(tree: Mapping[str, Any]) -> Settings:

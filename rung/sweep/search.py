@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
-import itertools
 import math
 import os
 import warnings
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.errors import ConfigError, RunError, UserError
-from rung.runs.files import plain, refused
+from rung.runs.files import locked, plain, refused
 from rung.runs.query import Run
 from rung.sweep.launch import Launcher, Told
 from rung.sweep.plan import add_points
@@ -92,11 +91,6 @@ class Search:
         found = min(done, key=lambda trial: (sign * trial.value, trial.number))
         return self._point(found), found.value
 
-    def num_trials(self) -> dict[str, int]:
-        """state -> how many trials: finished, diverged, failed, running."""
-        names = {"COMPLETE": "finished", "PRUNED": "diverged", "FAIL": "failed", "RUNNING": "running"}
-        return {name: len(self._trials(state)) for state, name in names.items()}
-
     def _trials(self, *states: str) -> list[Any]:
         return [trial for trial in self._study.get_trials(deepcopy=False) if not states or trial.state.name in states]
 
@@ -110,8 +104,7 @@ class Search:
         while (number := len(self._trials(*_BEGUN))) < self._num_wanted():
             self._study.sampler = _sampler(self.settings, number)
             if self.settings.sampler == "grid" and not self._trials("WAITING"):  # one may wait since a kill
-                values = next(itertools.islice(self.settings.combinations(), number, None))
-                self._study.enqueue_trial(dict(zip(self.settings.space, values)))
+                self._study.enqueue_trial(self.settings.combination(number))
             trial = self._study.ask(_distributions(self.settings.space))
             point = self._point(trial)
             answer = self._known(point, trial.number)
@@ -123,7 +116,7 @@ class Search:
     def _num_wanted(self) -> int:
         if self.settings.sampler != "grid":
             return self.settings.trials
-        return min(self.settings.trials, sum(1 for _ in self.settings.combinations()))
+        return min(self.settings.trials, self.settings.num_combinations)
 
     def _known(self, point: Point, number: int) -> tuple[float | None, str] | None:
         for trial in self._trials("COMPLETE", "PRUNED"):
@@ -240,7 +233,8 @@ def _open(sweep: Sweep, settings: Settings) -> Any:
     try:
         with _quiet():
             _mend(file)
-            storage = JournalStorage(JournalFileBackend(str(file)))
+            lock: Any = _Lock(file)
+            storage = JournalStorage(JournalFileBackend(str(file), lock))
             study = optuna.create_study(storage=storage, study_name="search", direction=direction, load_if_exists=True)
             before = study.user_attrs.get(_SPACE)
             if before is None:
@@ -257,17 +251,26 @@ def _open(sweep: Sweep, settings: Settings) -> Any:
 
 def _mend(file: Path) -> None:
     """Takes off a last line that a killed process left unfinished, so that the next one begins a line."""
-    from optuna.storages.journal import JournalFileOpenLock
-
-    if not file.exists() or file.read_bytes()[-1:] in (b"", b"\n"):
+    if not file.exists():
         return
-    lock = JournalFileOpenLock(str(file))
-    lock.acquire()
-    try:
+    with locked(file):
         data = file.read_bytes()
-        os.truncate(file, data.rfind(b"\n") + 1)
-    finally:
-        lock.release()
+        if data[-1:] not in (b"", b"\n"):
+            os.truncate(file, data.rfind(b"\n") + 1)
+
+
+class _Lock:
+    """Of the journal, for Optuna, whose own one outlives a killed process by half a minute."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._held = file, contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        self._held.enter_context(locked(self._file))
+        return True
+
+    def release(self) -> None:
+        self._held.close()
 
 
 def _plain_space(space: Mapping[str, Range | Choices]) -> dict[str, Any]:

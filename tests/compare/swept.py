@@ -52,26 +52,34 @@ def trained(record: Record, root: Path, loss: float = 2.0, status: str = "finish
     return open_run(record.path, root)
 
 
-def examined(run: Run, losses: Mapping[str, float], se: float = 0.02, offset: int = 0, step: int = 40) -> None:
-    """What an eval of the test split leaves: `losses` by component, on windows that begin at `offset`."""
+def examined(
+    run: Run, losses: Mapping[str, float], se: float = 0.02, offset: int = 0, step: int = 40, split: str = "test"
+) -> None:
+    """What an eval of a split leaves: `losses` by component, on windows that begin at `offset`."""
+
+    def positions(loss: float) -> dict[str, list[float]]:
+        return {"loss": [loss + 2.0 / (1 + i) - 0.1 for i in range(20)], "se": [se] * 20, "targets": [1.0] * 20}
+
     groups = {
-        name: {"loss": loss, "se": se, "perplexity": 2.718**loss, "targets": 990.0, "rows": 10}
+        name: {
+            "loss": loss, "se": se, "perplexity": 2.718**loss, "targets": 990.0, "rows": 10,
+            "positions": positions(loss),
+        }
         for name, loss in losses.items()
-    }
+    }  # fmt: skip
     mean = sum(losses.values()) / len(losses)
-    positions = [mean + 2.0 / (1 + i) - 0.1 for i in range(20)]
     figures = {
         "loss": mean, "se": se, "perplexity": 2.718**mean, "targets": 990.0 * len(losses), "rows": 10 * len(losses),
         "mean_of_groups": {"loss": mean, "se": se / len(losses) ** 0.5}, "groups": groups,
-        "positions": {"loss": positions, "se": [se] * 20, "targets": [1.0] * 20},
+        "positions": positions(mean),
     }  # fmt: skip
     folder = run.path / "evals"
     folder.mkdir(exist_ok=True)
-    document = {"schema": 1, "run": run.id, "split": "test", "step": step, "weights": f"checkpoint {step}"}
-    write_json(folder / f"test-{step}.json", {**document, "sets": {"test": figures}})
+    document = {"schema": 1, "run": run.id, "split": split, "step": step, "weights": f"checkpoint {step}"}
+    write_json(folder / f"{split}-{step}.json", {**document, "sets": {split: figures}})
     rows = [
         {
-            "set": "test",
+            "set": split,
             "row": i * 10 + j,
             "component": name,
             "document": f"{name}_{j}",
@@ -81,7 +89,7 @@ def examined(run: Run, losses: Mapping[str, float], se: float = 0.02, offset: in
         for i, name in enumerate(losses)
         for j in range(10)
     ]
-    (folder / f"test-{step}.windows.jsonl").write_bytes(b"".join(to_json(row) + b"\n" for row in rows))
+    (folder / f"{split}-{step}.windows.jsonl").write_bytes(b"".join(to_json(row) + b"\n" for row in rows))
 
 
 def levels() -> dict[str, float]:

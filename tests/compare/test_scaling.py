@@ -19,7 +19,7 @@ from rung.compare.scaling.page import report
 from rung.errors import RunError
 from rung.runs.files import write_json
 from rung.runs.query import Run, open_run
-from tests.compare import swept
+from tests.compare import made, swept
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_the_reference_study(root: Path, tmp_path: Path) -> None:
     paired, naive = deltas[11]["paired"], deltas[11]["unpaired"]
     assert paired["high"] < 0 < naive["high"]
     assert naive["high"] - naive["low"] > 3 * (paired["high"] - paired["low"])
-    assert "| 11 | -0.1690 | -0.3320 | -0.2730 | -0.5840 | -0.3395 |" in page
-    assert "lower, 4 seeds" in page
+    assert "| lower, 4 seeds | -0.1690 | -0.3320 | -0.2730 | -0.5840 | -0.3395 |" in page
+    assert "| 11 | -0.3395 |" in page
     slopes = [_slope(by) for by in swept.REFERENCE.values()]
     assert found["series"][0]["fit"]["log2"]["b"]["value"] == pytest.approx(fmean(slopes))
 
@@ -92,6 +92,9 @@ def test_differences_are_paired_by_component(root: Path, tmp_path: Path) -> None
     curves = list(csv.DictReader((tmp_path / "out" / "positions.csv").open()))
     assert len(curves) == 5 * 20
     assert {row["seeds"] for row in curves} == {"3"}
+    at = {row["x"]: float(row["loss"]) for row in curves if row["position"] == "7"}
+    # On the components that K = 1 has too: else the curves would show which components are hard.
+    assert at["11"] - at["1"] == pytest.approx(-0.1 * math.log2(11), abs=0.02)
 
 
 def test_no_effect_is_no_effect(root: Path, tmp_path: Path) -> None:
@@ -108,15 +111,31 @@ def test_a_control_has_its_own_line(root: Path, tmp_path: Path) -> None:
     assert re.search(r"- K 5: [+-]0\.0\d+, s\.e\. 0\.0\d+ over 3 seeds: \*\*within 2 s\.e\.\*\*", page)
     moved = swept.by_component(root, -0.2, amounts=(1, 5), is_control=True)
     page, _ = written([*runs[:6], *moved], tmp_path / "out")
-    assert "**not within 2 s.e.**" in page
+    assert "**not within 2 s.e.**; with 3 seeds chance alone does that in 18 % of cases" in page
 
 
 def test_data_that_grows_with_the_axis_is_a_warning(root: Path, tmp_path: Path) -> None:
     page, found = written(swept.by_component(root, amounts=(1, 3), tokens={1: 980_000}), tmp_path / "out")
     assert "**K and the amount of data change together**" in page
     assert found["unique_tokens"] == {"least": 980_000, "most": 1_000_000}
+    page, _ = written(swept.by_component(root, amounts=(1, 3), is_control=True, tokens={1: 980_000}), tmp_path / "out")
+    assert "change together" in page
     same = swept.by_component(root, amounts=(1, 3), tokens={1: 995_000})
     page, _ = written(same, tmp_path / "out")
+    assert "change together" not in page
+    assert "1000000 in every run." in written(swept.by_component(root, amounts=(1, 3)), tmp_path / "out")[0]
+
+
+def test_data_that_differs_between_seeds_alone_is_no_warning(root: Path, tmp_path: Path) -> None:
+    runs = []
+    for seed, tokens in ((0, 100_000), (1, 150_000)):
+        for layers in (1, 2):
+            data = made.changed(made.DATA)
+            data["train"]["about"] = {"source": "arxiv", "tokens": tokens}
+            record = swept.point(root, {"model.n_layer": layers, "seed": seed}, data=data)
+            runs.append(swept.trained(record, root))
+    page, _ = written(runs, tmp_path / "out")
+    assert "unique training tokens" in page
     assert "change together" not in page
 
 
@@ -170,6 +189,101 @@ def test_without_a_test_eval_of_all_the_own_evals_count(root: Path, tmp_path: Pa
     assert found["left_out"] == [{"what": "text/4", "reason": "has no test/mean_of_groups"}]
 
 
+def test_evals_of_one_run_do_not_decide_for_the_others(root: Path, tmp_path: Path) -> None:
+    """A single `rung eval --split val` must not cost the other runs their place."""
+    runs = learning_rates(root, seeds=(0,))
+    swept.examined(runs[0], {"a": 3.0}, split="val")
+    page, found = written(runs, tmp_path / "out")
+    assert found["metric"] == "val/loss"
+    assert len(found["runs"]) == 4
+    assert found["left_out"] == []
+    assert "each run at its best eval" in page
+
+
+def test_the_split_that_all_runs_were_evaluated_on_counts(root: Path, tmp_path: Path) -> None:
+    runs = learning_rates(root, seeds=(0,))
+    for number, run in enumerate(runs):
+        swept.examined(run, {"a": 3.0 + number}, split="dev")
+        swept.examined(run, {"a": 9.0}, split="dev-hard", step=41)  # another split, though its name begins alike
+    page, found = written(runs, tmp_path / "out")
+    assert found["metric"] == "dev/mean_of_groups"
+    assert [one["value"] for one in found["runs"]] == [3.0, 4.0, 5.0, 6.0]
+    assert "the saves named below, at step 40" in page
+
+
+def test_a_component_that_is_not_finite_is_not_averaged_away(root: Path, tmp_path: Path) -> None:
+    runs = swept.by_component(root, amounts=(1, 3), seeds=(0, 1))
+    file = runs[1].path / "evals" / "test-40.json"
+    document = json.loads(file.read_text())
+    groups = document["sets"]["test"]["groups"]
+    name = next(name for name in groups if name not in swept.chosen(1, 0))
+    groups[name] |= {"loss": None, "se": None}
+    write_json(file, document)
+    _, found = written(runs, tmp_path / "out")
+    assert found["left_out"] == [{"what": "text/2", "reason": "its test/mean_of_groups is NaN"}]
+    groups[name]["targets"] = 0.0  # a component without a test document is no failure
+    write_json(file, document)
+    _, found = written(runs, tmp_path / "out")
+    assert found["left_out"] == []
+
+
+def test_zero_components_are_all_of_them(root: Path, tmp_path: Path) -> None:
+    runs = swept.by_component(root, amounts=(1, 3), seeds=(0, 1), noise=0.0)
+    for seed in (0, 1):
+        run = swept.trained(swept.point(root, {"dataset.num_components": 0, "seed": seed}), root)
+        swept.examined(run, {name: level - 0.1 * math.log2(11) for name, level in swept.levels().items()})
+        runs.append(run)
+    _, found = written(runs, tmp_path / "out")
+    assert found["series"][0]["x"] == [1, 3, 11]
+    assert found["series"][0]["fit"]["log2"]["b"]["value"] == pytest.approx(-0.1)
+
+
+def test_runs_that_ran_out_of_patience_count(root: Path, tmp_path: Path) -> None:
+    runs = []
+    for rate, steps in ((1e-3, 20), (2e-3, 40)):
+        record = swept.point(root, {"lr.learning_rate": rate}, config={"eval_patience": 2})
+        runs.append(swept.trained(record, root, steps=steps))
+    _, found = written(runs, tmp_path / "out")
+    assert len(found["runs"]) == 2
+
+
+def test_seeds_alone_are_repeats_at_one_place(root: Path, tmp_path: Path) -> None:
+    runs = [swept.trained(swept.point(root, {"seed": seed}), root, 2 + seed / 10) for seed in range(3)]
+    page, _ = written(runs, tmp_path / "out")
+    assert "| all | 2.0000 | 2.1000 | 2.2000 | 2.1000 | 0.1000 |" in page
+    assert "best" not in page.replace("best eval", "")
+    one = [swept.trained(swept.point(root, {"dataset.num_components": 3, "seed": 0}, name="b"), root)]
+    _, found = written(one, tmp_path / "out")
+    assert found["x"] == "dataset.num_components"
+
+
+def test_series_may_have_other_baselines(root: Path, tmp_path: Path) -> None:
+    runs = []
+    for rate, layers in ((1e-3, (1, 2, 4)), (2e-3, (2, 4))):
+        for num in layers:
+            varies = {"model.n_layer": num, "lr.learning_rate": rate, "seed": 0}
+            runs += [swept.trained(swept.point(root, {**varies, "seed": seed}), root, 3 - num / 10) for seed in (0, 1)]
+    page, _ = written(runs, tmp_path / "out")
+    assert "difference against n_layer = 1 or 2" in page
+    assert "**lr.learning_rate=0.002**, against 2" in page
+
+
+def test_every_value_of_a_search_is_on_the_page(root: Path, tmp_path: Path) -> None:
+    draw, runs = random.Random(1), []
+    for number in range(8):
+        varies = {"model.n_layer": draw.choice([2, 4]), "lr.learning_rate": draw.random(), "lr.min_lr": draw.random()}
+        record = swept.point(root, varies, experiment="find")
+        status = "diverged" if number == 3 else "finished"
+        runs.append(swept.trained(record, root, 2 + varies["lr.learning_rate"], status))
+    page, found = written(runs, tmp_path / "out")
+    assert found["x"] == "lr.learning_rate"
+    assert len(found["series"]) == 1
+    best = min(found["runs"], key=lambda one: one["value"])
+    assert f"= {best['x']}**, model.n_layer = {best['beside']['model.n_layer']}, lr.min_lr = " in page
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    assert float(rows[0]["lr.min_lr"]) == found["runs"][0]["beside"]["lr.min_lr"]
+
+
 def learning_rates(root: Path, best: float = 1e-3, seeds: Sequence[int] = (0, 1, 2)) -> list[Run]:
     runs = []
     for rate in (1e-4, 3e-4, 1e-3, 3e-3):
@@ -186,7 +300,7 @@ def test_a_sweep_of_learning_rates(root: Path, tmp_path: Path) -> None:
     assert found["series"][0]["fit"] is None
     best = found["series"][0]["best"]
     assert (best["at"], best["is_edge"], best["num_seeds"]) == (0.001, False, 3)
-    assert "It is not at the edge of the grid." in page
+    assert "It is not at the edge of what was tried." in page
     assert "difference against" not in page
     assert (tmp_path / "out" / "response.svg").is_file()
 
@@ -194,8 +308,46 @@ def test_a_sweep_of_learning_rates(root: Path, tmp_path: Path) -> None:
 def test_a_best_at_the_edge_is_told(root: Path, tmp_path: Path) -> None:
     page, found = written(learning_rates(root, best=1e-2, seeds=(0,)), tmp_path / "out")
     assert found["series"][0]["best"]["is_edge"]
-    assert "It is at the edge of the grid: the optimum may lie beyond it." in page
+    assert "It is at the edge of what was tried: the optimum may lie beyond it." in page
     assert "one seed cannot tell the two apart" in page
+
+
+def test_what_diverged_beyond_the_best_was_tried(root: Path, tmp_path: Path) -> None:
+    runs = learning_rates(root, best=1e-2, seeds=(0, 1))
+    for rate, seed in ((1e-2, 0), (3e-3, 2)):
+        record = swept.point(root, {"lr.learning_rate": rate, "seed": seed}, experiment="lr")
+        runs.append(swept.trained(record, root, status="diverged"))
+    page, found = written(runs, tmp_path / "out")
+    assert found["series"][0]["best"]["at"] == 0.003
+    assert "1 run there diverged. It is not at the edge of what was tried." in page
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
+def test_a_value_that_is_not_finite_is_no_place_on_an_axis(root: Path, tmp_path: Path, word: str) -> None:
+    runs = [swept.trained(swept.point(root, {"lr.learning_rate": rate}), root) for rate in (word, 0.1, 0.2)]
+    written(runs, tmp_path / "out")
+    assert not (tmp_path / "out" / "response.svg").exists()
+
+
+def test_a_part_of_a_set_is_counted_as_the_set_is(root: Path, tmp_path: Path) -> None:
+    runs = []
+    for number, mask in enumerate(("all", "all", "notes")):
+        record = swept.point(root, {"lr.learning_rate": 0.1 + number})
+        record.event("eval", step=10, results={"val": {"loss": 2.0, "component/a": 1.5, "targets": 10.0}})
+        runs.append(swept.trained(record, root))
+        write_json(runs[-1].path / "definitions.json", {"eval/val": {"mask": mask, "rows_hash": str(number)}})
+    _, found = written([open_run(run.id, root) for run in runs], tmp_path / "out", metric="val/component/a")
+    assert [one["what"] for one in found["left_out"]] == ["text/3"]
+
+
+def test_small_figures_are_no_zeros(root: Path, tmp_path: Path) -> None:
+    runs = []
+    for layers in (1, 2):
+        for seed in (0, 1):
+            record = swept.point(root, {"model.n_layer": layers, "seed": seed})
+            runs.append(swept.trained(record, root, 3e-5 - layers * 1e-5 + seed * 1e-7 * layers))
+    page, _ = written(runs, tmp_path / "out")
+    assert "| 2 | -9.9e-06 | [-1.1e-05, -9.3e-06] | lower, 2 seeds |".replace("[", "\\[").replace("]", "\\]") in page
 
 
 def test_choices_that_are_no_numbers(root: Path, tmp_path: Path) -> None:
@@ -230,6 +382,16 @@ def test_a_power_law_over_tokens(root: Path, tmp_path: Path) -> None:
     assert "not fitted: 3 values of x" in page
 
 
+def test_steps_and_tokens_are_no_one_axis(root: Path, tmp_path: Path) -> None:
+    budgets = (500, "1000 steps", "10M tokens", "2 epochs")
+    runs = [swept.trained(swept.point(root, {"optimizer.max_iters": one}), root) for one in budgets]
+    _, found = written(runs, tmp_path / "out")
+    assert found["series"][0]["differences"] == []
+    assert found["series"][0]["fit"] is None
+    _, found = written(runs[:2], tmp_path / "out")
+    assert len(found["series"][0]["differences"]) == 1
+
+
 def test_two_keys_make_series_and_one_that_goes_along_is_told(root: Path, tmp_path: Path) -> None:
     runs = []
     for layers in (2, 4):
@@ -246,7 +408,7 @@ def test_two_keys_make_series_and_one_that_goes_along_is_told(root: Path, tmp_pa
     ]
     page, found = written(along, tmp_path / "out")
     assert found["moves_along"] == ["model.n_layer"]
-    assert "**Two things change together**" in page
+    assert "**More than one thing changes**" in page
 
 
 def test_what_differs_besides_is_told(root: Path, tmp_path: Path) -> None:

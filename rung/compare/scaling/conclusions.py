@@ -13,7 +13,7 @@ from rung.compare.lineage import value_text
 from rung.compare.scaling.effects import Fits, Series, best, fits
 from rung.compare.scaling.fit import Interval, PowerFit
 from rung.compare.scaling.study import Study
-from rung.compare.scaling.wording import ROUNDED, ends, figure, move, rms, short
+from rung.compare.scaling.wording import estimate, figure, rms, short
 from rung.text import one_line
 
 
@@ -25,18 +25,23 @@ def best_blocks(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             continue
         seeds = f"mean of {found.num_seeds} seeds" if found.num_seeds > 1 else "one seed"
         label = f"{one.label}: " if one.label else ""
-        text = f", {figure(found.mean)} ({seeds}). "
+        beside = "".join(
+            f", {one_line(key)} = {value_text(value)}" for key, value in one.at(found.at)[0].beside.items()
+        )
+        text = f"{beside}, {figure(found.mean)} ({seeds}). "
         if found.difference is not None and found.difference.is_known:
             tells = "which it cannot be told from" if found.difference.covers_zero else "which is worse"
-            difference = f"{move(found.difference.value)} {ends(found.difference)}"
+            difference = estimate(found.difference, "difference")
             text += f"Next is {value_text(found.second)}, {tells}: {difference}. "
         else:
             text += f"Next is {value_text(found.second)}; one seed cannot tell the two apart. "
+        if num := study.diverged[value_text(found.at)]:
+            text += f"{num} run{'s' if num > 1 else ''} there diverged. "
         if found.is_edge:
-            text += "It is at the edge of the grid: the optimum may lie beyond it."
+            text += "It is at the edge of what was tried: the optimum may lie beyond it."
         elif study.is_numeric and len(one.places) > 2:
-            text += "It is not at the edge of the grid."
-        items.append([label, bold(f"{one_line(study.x)} = {value_text(found.at)}"), text])
+            text += "It is not at the edge of what was tried."
+        items.append([label, bold(f"{one_line(study.x)} = {value_text(found.at)}"), text.rstrip()])
     if items:
         yield Heading(2, ["best"])
         yield Bullets(items)
@@ -59,16 +64,15 @@ def _fit_items(study: Study, fit: Fits) -> Iterator[Spans]:
     if fit.line is not None:
         over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
         level, slope = fit.line.intercept, fit.line.slope
-        found = f"a = {figure(level.value)} {ends(level, 'figure')}, b = {move(slope.value)} {ends(slope)} over {over}"
+        found = f"a = {estimate(level, 'figure')}, b = {estimate(slope, 'difference')} over {over}"
         left = f"residuals {figure(rms(fit.line.residuals))} (rms)"
         yield [bold(f"a + b log2({x})"), f": {found}; {left}. {_slope_words(slope)}"]
     if law is None:
         if fit.why_no_power:
             yield [bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."]
         return
-    found = f"c = {figure(law.floor.value)} {ends(law.floor, 'figure')}, "
-    found += f"d = {figure(law.gain.value)} {ends(law.gain, 'figure')}, "
-    found += f"e = {law.exponent.value:{ROUNDED['exponent']}} {ends(law.exponent, 'exponent')}"
+    found = f"c = {estimate(law.floor, 'figure')}, d = {estimate(law.gain, 'figure')}, "
+    found += f"e = {estimate(law.exponent, 'exponent')}"
     left = f"residuals {figure(rms(law.residuals))} (rms)"
     yield [bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}; {left}.{_law_words(law)}"]
 

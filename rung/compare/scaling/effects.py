@@ -2,7 +2,7 @@
 
 The seed picks the components and the weights, and moves the loss far more than the axis does. So a difference is taken
 between two runs of one seed, over the components that both have, and seeds are averaged last: n seeds are n values.
-Plain figures come out, for a page or a file; words are left to scaling.
+Plain figures come out, for a page or a file; words are left to page.
 
 The surprising thing: the unpaired difference is computed as well, to be shown beside the paired one, because its
 interval is what the pairing is for.
@@ -10,6 +10,7 @@ interval is what the pairing is for.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
+from rung.compare.scaling.axis import COMPONENTS
 from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
 from rung.compare.scaling.measured import Figure
-from rung.compare.scaling.study import COMPONENTS, Member, Study, places, seeds
+from rung.compare.scaling.study import Member, Study, label_of, places, seeds
 
 MOST_SE = 2.0  # standard errors that a control may lie from 0
 
@@ -131,27 +133,45 @@ def _se(figures: Sequence[Figure], num: int) -> float | None:
 
 
 def amounts_of_data(study: Study) -> tuple[float, float] | None:
-    """The least and the most unique training tokens of the runs; None where not all say."""
-    found = [member.unique_tokens for member in study.members if not member.is_control]
-    known = [tokens for tokens in found if tokens is not None]
-    return (min(known), max(known)) if known and len(known) == len(found) else None
+    """The least and the most unique training tokens, of the seed for which they move most; None where not all say."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for member in study.members:
+        if member.unique_tokens is None:
+            return None
+        found.setdefault((label_of(member), member.seed), []).append(member.unique_tokens)
+    return max(((min(one), max(one)) for one in found.values()), key=lambda ends: ends[1] / max(ends[0], 1.0))
 
 
 def curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
-    """Place -> the loss by position, averaged over its seeds, and how many those are."""
+    """Place -> the loss by position, averaged over its seeds, and how many those are.
+
+    Of each run the components that the run of its seed at the smallest x has too: others are harder or easier anyway.
+    """
     found = {}
     for place in series.places:
-        given = [list(member.reading.positions) for member in series.at(place) if member.reading.positions]
-        length = max(map(len, given), default=0)
-        if not length:
-            continue
-        means: list[float | None] = []
-        for i in range(length):
-            values = [one[i] for one in given if i < len(one)]
-            known = [value for value in values if value is not None]
-            means.append(fmean(known) if known and len(known) == len(values) else None)
-        found[value_text(place)] = (means, len(given))
+        given = [curve for member in series.at(place) if (curve := _curve(series, member))]
+        if given:
+            found[value_text(place)] = (_mean_curve(given), len(given))
     return found
+
+
+def _curve(series: Series, member: Member) -> Sequence[float | None]:
+    """Empty where there is none that can be compared."""
+    by_component = member.reading.positions
+    if not any(by_component):
+        return by_component.get("", ())
+    first = series.cells.get((value_text(series.places[0]), member.seed))
+    shared = [by_component[name] for name in (first.reading.groups if first else ()) if name in by_component]
+    return _mean_curve(shared) if shared else ()
+
+
+def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """None where one of them has no value."""
+    means: list[float | None] = []
+    for values in itertools.zip_longest(*curves):
+        known = [value for value in values if value is not None]
+        means.append(fmean(known) if len(known) == len(values) else None)
+    return means
 
 
 def fits(study: Study, series: Series) -> Fits | None:
@@ -217,6 +237,7 @@ def best(study: Study, series: Series) -> Best | None:
     both = [seed for seed in series.seeds if all((value_text(at), seed) in series.cells for at in (first, second))]
     one, other = ([series.cells[value_text(at), seed].value for seed in both] for at in (first, second))
     moves = [after - before for before, after in zip(one, other)]
-    is_edge = study.is_numeric and len(series.places) > 2 and first in (series.places[0], series.places[-1])
+    x, xs = series.at(first)[0].x, {*study.tried, *(member.x for member in study.members if member.x is not None)}
+    is_edge = x is not None and len(xs) > 2 and not min(xs) < x < max(xs)
     found = values(first)
     return Best(first, fmean(found), len(found), is_edge, second, mean_interval(moves) if moves else None)

@@ -11,7 +11,7 @@ from typing import Any
 from rung.compare.lineage import value_text
 from rung.compare.scaling.effects import Best, Delta, Fits, Series, amounts_of_data, best, curves, fits
 from rung.compare.scaling.fit import Interval
-from rung.compare.scaling.study import Member, Study
+from rung.compare.scaling.study import Member, Study, label_of
 
 SCHEMA = 1
 
@@ -48,6 +48,7 @@ def _run(member: Member) -> dict[str, Any]:
         "step": reading.step,
         "weights": reading.weights,
         "unique_tokens": member.unique_tokens,
+        "beside": dict(member.beside),
         "components": {name: one._asdict() for name, one in reading.groups.items()},
         "rows": dict(reading.rows_of),
     }
@@ -105,7 +106,8 @@ def interval(one: Interval) -> dict[str, float | None]:
 
 def tables(study: Study, series: Sequence[Series]) -> dict[str, str]:
     """File name -> CSV."""
-    found = {"runs.csv": _csv(["run", "series", "x", "seed", "value", "se", "step", "unique_tokens"], _run_rows(study))}
+    head = ["run", "series", "x", "seed", "value", "se", "step", "unique_tokens", *study.moves_along]
+    found = {"runs.csv": _csv(head, _run_rows(study))}
     head = ["series", "x", "baseline", "seed", "difference", "se", "components"]
     found["differences.csv"] = _csv(head, _delta_rows(series))
     found["components.csv"] = _csv(["run", "series", "x", "seed", "component", "loss", "se"], _component_rows(study))
@@ -115,10 +117,9 @@ def tables(study: Study, series: Sequence[Series]) -> dict[str, str]:
 
 def _run_rows(study: Study) -> Iterable[list[Any]]:
     for one in study.members:
-        series = next(label for label, members in study.series().items() if one in members)
         figure = one.reading.figure
-        yield [one.run.id, series, value_text(one.at), one.seed, figure.value, figure.se, one.reading.step,
-               one.unique_tokens]  # fmt: skip
+        yield [one.run.id, label_of(one), value_text(one.at), one.seed, figure.value, figure.se, one.reading.step,
+               one.unique_tokens, *map(value_text, one.beside.values())]  # fmt: skip
 
 
 def _delta_rows(series: Sequence[Series]) -> Iterable[list[Any]]:
@@ -126,7 +127,7 @@ def _delta_rows(series: Sequence[Series]) -> Iterable[list[Any]]:
         for delta in one.deltas:
             for seed, paired in delta.by_seed.items():
                 yield [one.label, value_text(delta.at), value_text(delta.baseline), seed, paired.difference, paired.se,
-                       " ".join(paired.components)]  # fmt: skip
+                       "; ".join(paired.components)]  # fmt: skip
 
 
 def _component_rows(study: Study) -> Iterable[list[Any]]:

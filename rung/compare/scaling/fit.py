@@ -2,7 +2,7 @@
 
 Pure functions on numbers, in plain Python: no runs, no files, and the same figures on any machine. One list of points
 is one seed, and every seed has a level of its own: what is fitted is the movement within a seed. Which numbers belong
-together is left to study, and what may be said of them to scaling.
+together is left to study, and what may be said of them to conclusions.
 
 The surprising thing: an interval may be open. Where the points do not bound a parameter, its end is infinite, and that
 is the finding.
@@ -63,9 +63,6 @@ class PowerFit(NamedTuple):
     exponent: Interval
     first: float
     residuals: list[list[float]]
-
-    def at(self, x: float) -> float:
-        return self.floor.value + self.gain.value * (x / self.first) ** -self.exponent.value
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -212,7 +209,7 @@ class _Problem:
         for s in self.on_grid:
             gap = s.mean_y - floor
             zy, zz = s.zy + self.weight * s.mean_z * gap, s.zz + self.weight * s.mean_z**2
-            values.append(_squares(s._replace(zy=zy, zz=zz, yy=s.yy + self.weight * gap**2)))
+            values.append(max(0.0, s.yy + self.weight * gap * gap - zy * zy / zz))
         return _lowest(values)
 
     def least_at_gain(self, gain: float) -> float:

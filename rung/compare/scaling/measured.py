@@ -1,12 +1,14 @@
-"""What a run gave by a metric: out of its eval of a held-out split, or out of the evals of its training.
+"""What a run gave by a metric: out of its eval of a split, or out of the evals of its training.
 
-`test/mean_of_groups` and `test/loss` are read from evals/test-<step>.json, which `rung eval --split test` leaves; any
-other name from the run's own evals, at the best of them. A reading also names the rows that were evaluated and how the
-loss is defined, so that figures of different things can be told apart; who is left out for it is left to study.
+`test/mean_of_groups` and `test/loss` are read from evals/test-<step>.json, which `rung eval --split test` leaves, and
+so for any other split; other names from the run's own evals, at the best of them. A reading also names the rows that
+were evaluated and how the loss is defined, so that figures of different things can be told apart; who is left out for
+it is left to study.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.compare.align import curve_of, is_lower_better, main_metric
+from rung.compare.align import curve_of, evals_of, is_lower_better, main_metric
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE, evals
 from rung.runs.files import from_json, read_json, read_lines, to_json
@@ -32,35 +34,38 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run gave by the metric; `rows_of` names the evaluated rows of each component, "" of all."""
+    """What a run gave by the metric; `rows_of` and `positions` are by component, "" is for all of them."""
 
     figure: Figure
     step: int | None
     groups: Mapping[str, Figure] = field(default_factory=dict)
-    positions: Sequence[float | None] = ()
+    positions: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     rows_of: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
 
 
 def default_metric(runs: Sequence[Run], notes: list[str]) -> str:
-    """That of the test set where every run has been examined on it, else that of the runs' own evals."""
-    examined = [run for run in runs if examined_on(run, "test")]
-    if len(examined) == len(runs):
-        has_groups = all((examined_on(run, "test") or {}).get(MEAN_OF_GROUPS) for run in runs)
-        return f"test/{MEAN_OF_GROUPS}" if has_groups else "test/loss"
-    if examined:
-        missing = [run.id for run in runs if run not in examined]
+    """That of a split that every run has been examined on, test before others; else that of the runs' own evals."""
+    splits = sorted({split for run in runs for split in _splits(run)}, key=lambda split: (split != "test", split))
+    for split in splits:
+        found = [examined_on(run, split) for run in runs]
+        if None not in found:
+            has_groups = all(figures.get(MEAN_OF_GROUPS) for figures in found if figures is not None)
+            return f"{split}/{MEAN_OF_GROUPS}" if has_groups else f"{split}/loss"
+    if splits:
+        missing = [run.id for run in runs if examined_on(run, splits[0]) is None]
         notes.append(
-            f"{len(missing)} of {len(runs)} runs were not evaluated on the test set ({', '.join(missing[:6])}"
+            f"{len(missing)} of {len(runs)} runs were not evaluated on the {splits[0]} set ({', '.join(missing[:6])}"
             f"{', ...' if len(missing) > 6 else ''}), so the figures are of the runs' own evals; "
-            f"`rung eval {missing[0]} --split test` adds one"
+            f"`rung eval {missing[0]} --split {splits[0]}` adds one"
         )
     return main_metric(runs[0])
 
 
 def is_examined(metric: str, runs: Sequence[Run]) -> bool:
-    """Whether a metric is one of an examined split, rather than of the runs' own evals."""
-    return any(metric in examined_names(run) for run in runs)
+    """Whether a metric is one of an examined split: not where some runs have it so, and runs have it in their evals."""
+    has = [metric in examined_names(run) for run in runs]
+    return all(has) or (any(has) and not any(metric in evals_of(run) for run in runs))
 
 
 def reading(run: Run, metric: str, examined: bool) -> Reading | None:
@@ -70,19 +75,22 @@ def reading(run: Run, metric: str, examined: bool) -> Reading | None:
 
 
 def examined_names(run: Run) -> list[str]:
-    splits = dict.fromkeys(path.name.rpartition("-")[0] for path in sorted((run.path / "evals").glob("*-*.json")))
-    return [f"{split}/{name}" for split in splits for name in (MEAN_OF_GROUPS, "loss")]
+    return [f"{split}/{name}" for split in _splits(run) for name in (MEAN_OF_GROUPS, "loss")]
+
+
+def _splits(run: Run) -> list[str]:
+    return list(dict.fromkeys(path.name.rpartition("-")[0] for path in sorted((run.path / "evals").glob("*-*.json"))))
 
 
 def examined_on(run: Run, split: str) -> dict[str, Any] | None:
     """The figures of the latest eval of a split with weights of the run itself; None where there is none."""
     found: list[tuple[int, dict[str, Any]]] = []
-    for path in sorted((run.path / "evals").glob(f"{split}-*.json")):
+    for path in sorted((run.path / "evals").glob(f"{glob.escape(split)}-*.json")):
         try:
             document = read_json(path)
             sets = document["sets"]
             figures = sets.get(split) or next(iter(sets.values()))
-            if not str(document.get("weights", "")).startswith("folder"):
+            if document["split"] == split and not str(document.get("weights", "")).startswith("folder"):
                 found.append((int(document["step"]), {**figures, "document": document, "path": path}))
         except UNREADABLE:
             continue
@@ -94,13 +102,16 @@ def _examined(run: Run, split: str, name: str) -> Reading | None:
     whole = (figures.get(name) if name == MEAN_OF_GROUPS else figures) if figures else None
     if figures is None or not isinstance(whole, dict):
         return None
-    groups = _groups(figures)
+    groups = {name: one for name, one in _groups(figures).items() if one.get("targets") != 0}  # else there is no text
     document = figures["document"]
+    # The mean over groups passes over those that are not finite, so it is no figure of such a run.
+    is_whole = all(math.isfinite(_figure(one).value) for one in groups.values())
+    curves = {name: (one.get("positions") or {}).get("loss") or () for name, one in {"": figures, **groups}.items()}
     return Reading(
-        _figure(whole),
+        _figure(whole) if is_whole else Figure(math.nan),
         document.get("step"),
-        {str(group): _figure(one) for group, one in groups.items() if one.get("loss") is not None},
-        (figures.get("positions") or {}).get("loss") or (),
+        {str(group): _figure(one) for group, one in groups.items()},
+        {name: curve for name, curve in curves.items() if curve},
         _rows_of(run, figures["path"].with_suffix(".windows.jsonl"), figures),
         str(document.get("weights", "")),
     )
@@ -128,10 +139,10 @@ def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]
         if not isinstance(row, dict):
             continue
         # What a recipe calls its groups is its own; the number of a row counts those of all groups before it.
-        words = {name: value for name, value in row.items() if isinstance(value, str) and name != "document"}
-        group = next((word for word in words.values() if word in groups), "")
+        words = (value for name, value in row.items() if isinstance(value, str) and name not in ("document", "set"))
+        group = next((word for word in words if word in groups), "")
         where = {name: value for name, value in sorted(row.items()) if name != "row" and not isinstance(value, float)}
-        places.setdefault(group, []).append(to_json(where))
+        places.setdefault(group, []).append(repr(where).encode("utf-8", "surrogatepass"))
     definitions = [one for name, one in sorted(run.definitions().items()) if name.startswith("eval/")]
     counted = to_json(_without_set(definitions[0])) if definitions else b""
     found = {}
@@ -162,12 +173,14 @@ def _own_eval(run: Run, metric: str) -> Reading | None:
         return Reading(Figure(curve.values[-1]), int(curve.x[-1]))
     sign = -1.0 if is_lower_better(run, metric) is False else 1.0
     value, step = min(finite, key=lambda one: (sign * one[0], one[1]))
-    group, _, name = metric.rpartition("/")
-    row = next((row for row in evals(run) if row["step"] == step and row["set"] == group), {})
+    rows = [row for row in evals(run) if row["step"] == step and metric.startswith(f"{row['set']}/")]
+    row = rows[-1] if rows else {"set": ""}
+    group, name = row["set"], metric.removeprefix(f"{row['set']}/")
     se = row.get(f"{name}_se")
     groups = {key.removeprefix(_PART): Figure(float(value)) for key, value in row.items()
               if key.startswith(_PART) and isinstance(value, int | float)} if name == "loss" else {}  # fmt: skip
     told = run.definitions().get(f"eval/{group}")
     # With components the set is that of the run's own ones, which is what varies.
-    counted = _hash(to_json(_without_set(told) if groups else told))
-    return Reading(Figure(value, se if isinstance(se, float) else None), int(step), groups, (), {"": counted})
+    counted = _hash(to_json(_without_set(told) if groups or name.startswith(_PART) else told))
+    figure = Figure(value, se if isinstance(se, float) else None)
+    return Reading(figure, int(step), groups, rows_of={"": counted})

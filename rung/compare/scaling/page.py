@@ -22,13 +22,14 @@ from rung.compare.plot import Line, Plot
 from rung.compare.plot import svg as plot_svg
 from rung.compare.reading import UNREADABLE
 from rung.compare.scaling.conclusions import best_blocks, fit_blocks
-from rung.compare.scaling.effects import Delta, Series, all_series, amounts_of_data, curves
+from rung.compare.scaling.effects import MOST_SE, Delta, Series, all_series, amounts_of_data, curves
 from rung.compare.scaling.figures import document, tables
 from rung.compare.scaling.fit import Interval
 from rung.compare.scaling.scatter import Scatter, Trace
 from rung.compare.scaling.scatter import svg as scatter_svg
 from rung.compare.scaling.study import Study, collect
 from rung.compare.scaling.wording import axis, ends, figure, move, short, tick, with_se
+from rung.compare.student import upper_tail
 from rung.errors import RunError
 from rung.files import write_whole
 from rung.runs.files import read_json, refused, write_json
@@ -95,14 +96,13 @@ def _blocks(study: Study, series: Sequence[Series], drawings: dict[str, str]) ->
 def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     steps = sorted({member.reading.step for member in study.members if member.reading.step is not None})
     span = "" if not steps else f", at step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else "")
-    own = {f"test/{word}" for word in ("mean_of_groups", "loss")}
-    how = "the saves named below" if study.metric in own else "each run at its best eval"
-    seeds = {member.seed for member in study.members}
+    how = "the saves named below" if study.is_examined else "each run at its best eval"
+    seeds, num = {member.seed for member in study.members}, len({value_text(m.at) for m in study.members})
     yield Bullets(
         [
             [bold("metric"), ": ", code(one_line(study.metric)), f", {how}{span}; "
              f"{'lower' if study.is_lower_better else 'higher'} is better"],
-            [bold("axis"), ": ", code(one_line(study.x)), f", {len({value_text(m.at) for m in study.members})} values"],
+            [bold("axis"), ": ", code(one_line(study.x)), f", {num} value{'s' if num > 1 else ''}"],
             [bold("runs"), f": {len(study.members)} count, {len(study.left_out)} left out; "
              f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"],
             *([[bold("series"), ": ", *_listed([one.label or "(as set)" for one in series])]]
@@ -113,8 +113,8 @@ def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         yield Bullets([[note] for note in study.notes])
     if study.moves_along:
         names = ", ".join(map(one_line, study.moves_along))
-        yield Paragraph([bold("Two things change together"), f": {names} has one value for each {axis(study)}, so "
-                         "what follows from which cannot be told apart."])  # fmt: skip
+        yield Paragraph([bold("More than one thing changes"), f": for each {axis(study)} there is one value of "
+                         f"{names}, so what follows from which cannot be told apart."])  # fmt: skip
 
 
 def _listed(names: Sequence[str]) -> Spans:
@@ -132,7 +132,7 @@ def _left_out(study: Study) -> Iterator[Block]:
 
 
 def _by_seed(study: Study, series: Sequence[Series], drawings: dict[str, str]) -> Iterator[Block]:
-    yield Heading(2, [f"{one_line(study.metric)} by {axis(study)} and seed"])
+    yield Heading(2, [f"{one_line(study.metric)} by {'' if study.x == 'seed' else f'{axis(study)} and '}seed"])
     has_se = any(member.reading.figure.se is not None for member in study.members)
     for one in series:
         if one.label:
@@ -147,7 +147,7 @@ def _by_seed(study: Study, series: Sequence[Series], drawings: dict[str, str]) -
         head = [short(study), *(f"seed {seed}" for seed in one.seeds), "mean", "sd over seeds"]
         yield Table(head, rows, numeric=range(len(head)))
     if has_se:
-        yield Paragraph(["± is the standard error over the rows of the eval set, within one run."])
+        yield Paragraph(["± is the standard error over what the rows of the eval set were cut from (documents, pieces), within one run."])
     if study.is_numeric and len({member.x for member in study.members}) > 1:
         yield _drawn(drawings, "response", _response(study, series))
 
@@ -175,7 +175,8 @@ def _differences(study: Study, series: Sequence[Series], drawings: dict[str, str
     told = [one for one in series if one.deltas]
     if not told:
         return
-    yield Heading(2, [f"difference against {short(study)} = {value_text(told[0].places[0])}"])
+    against = list(dict.fromkeys(value_text(one.places[0]) for one in told))
+    yield Heading(2, [f"difference against {short(study)} = {' or '.join(against)}"])
     by_component = any(p.components for one in told for d in one.deltas for p in d.by_seed.values())
     within = " and over the components that both runs have" if by_component else ""
     yield Paragraph([f"Paired: two runs of one seed{within}, then the mean over seeds with Student's 95 % interval. "
@@ -183,10 +184,11 @@ def _differences(study: Study, series: Sequence[Series], drawings: dict[str, str
                      "seeds differ in anyway."])  # fmt: skip
     for one in told:
         if one.label:
-            yield Paragraph([bold(one.label)])
-        head = [short(study), *(f"seed {seed}" for seed in one.seeds), "paired mean", "95 % interval",
-                "unpaired", "95 % interval", "in words"]  # fmt: skip
-        yield Table(head, [_delta_row(one, delta) for delta in one.deltas], numeric=range(len(head) - 1))
+            yield Paragraph([bold(one.label), f", against {value_text(one.places[0])}" if len(against) > 1 else ""])
+        head = [short(study), "paired mean", "95 % interval", "in words", *(f"seed {seed}" for seed in one.seeds),
+                "unpaired", "95 % interval"]  # fmt: skip
+        numeric = [i for i, name in enumerate(head) if name != "in words"]
+        yield Table(head, [_delta_row(one, delta) for delta in one.deltas], numeric)
         if one.unpaired_seeds:
             yield Paragraph([f"No run at {value_text(one.places[0])}, so no paired difference: seed "
                              f"{', '.join(one.unpaired_seeds)}."])  # fmt: skip
@@ -209,8 +211,8 @@ def _differences(study: Study, series: Sequence[Series], drawings: dict[str, str
 
 def _delta_row(series: Series, delta: Delta) -> list[Spans | str]:
     seeds = [move(delta.by_seed[seed].difference) if seed in delta.by_seed else "-" for seed in series.seeds]
-    return [value_text(delta.at), *seeds, move(delta.paired.value), ends(delta.paired), move(delta.unpaired.value),
-            ends(delta.unpaired), _verdict(delta)]  # fmt: skip
+    return [value_text(delta.at), move(delta.paired.value), ends(delta.paired), _verdict(delta), *seeds,
+            move(delta.unpaired.value), ends(delta.unpaired)]  # fmt: skip
 
 
 def _verdict(delta: Delta) -> str:
@@ -218,10 +220,8 @@ def _verdict(delta: Delta) -> str:
     if num == 0:
         return "no pair: no seed has both runs, or they share no component"
     if num == 1:
-        window = (
-            "" if delta.se is None else f"; {abs(delta.paired.value) / delta.se:.1f} s.e. over rows" if delta.se else ""
-        )
-        return f"one seed: no interval over seeds{window}"
+        rows = f"; {abs(delta.paired.value) / delta.se:.1f} s.e. of the eval sets" if delta.se else ""
+        return f"one seed: no interval over seeds{rows}"
     if delta.paired.covers_zero:
         return f"cannot tell from 0 with {num} seeds"
     return f"{'lower' if delta.paired.value < 0 else 'higher'}, {num} seeds"
@@ -233,6 +233,9 @@ def _data(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     if found is None:
         return
     yield Heading(2, ["unique training tokens"])
+    if len(amounts := {member.unique_tokens for member in study.members}) == 1:
+        yield Paragraph([f"{value_text(int(amounts.pop() or 0))} in every run."])
+        return
     rows: list[list[Spans | str]] = []
     for one in series:
         for place in one.places:
@@ -246,8 +249,8 @@ def _data(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     is_meant = "token" in study.x
     if most > 0 and (most - least) / most > MOST_DRIFT and not is_meant:
         yield Paragraph([bold(f"{short(study)} and the amount of data change together"),
-                         f": from {count(least)} to {count(most)} unique tokens, so a lower loss may be that of more "
-                         "data. ", code("dataset.max_unique_tokens"), " holds them equal."])  # fmt: skip
+                         f": for one seed from {count(least)} to {count(most)} unique tokens, so a lower loss may be "
+                         "that of more data. ", code("dataset.max_unique_tokens"), " holds them equal."])  # fmt: skip
 
 
 def _control(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -264,13 +267,22 @@ def _control(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             word = "no standard error" if within is None else "within 2 s.e." if within else "not within 2 s.e."
             num = len(delta.by_seed)
             se = "" if delta.se is None else f", s.e. {figure(delta.se)} over {f'{num} seeds' if num > 1 else 'rows'}"
-            items.append([f"{short(study)} {value_text(delta.at)}: {move(delta.paired.value)}{se}: ", bold(word)])
+            chance = (
+                f"; with {num} seeds chance alone does that in {_chance(num)}" if within is False and num > 1 else ""
+            )
+            told = f"{short(study)} {value_text(delta.at)}: {move(delta.paired.value)}{se}: "
+            items.append([told, bold(word), chance])
     if items:
         yield Bullets(items)
         yield Paragraph(["With labels dealt out at random a component means nothing: what is left of the difference "
                          "is not the work of components."])  # fmt: skip
     else:
         yield Paragraph([f"No seed of the control has two values of {short(study)} yet."])
+
+
+def _chance(num_seeds: int) -> str:
+    """How often two standard errors of so few values are passed where nothing differs."""
+    return f"{200 * upper_tail(MOST_SE, num_seeds - 1):.0f} % of cases"
 
 
 def _components(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -302,6 +314,8 @@ def _curves(study: Study, series: Sequence[Series], drawings: dict[str, str]) ->
             continue
         if is_first:
             yield Heading(2, ["loss by position"])
+            if any(any(member.reading.positions) for member in one.cells.values()):
+                yield Paragraph(["On the components that a seed has at the smallest x, at every x."])
             is_first = False
         names = list(found)
         every = math.ceil(len(names) / _MOST_CURVES)
@@ -322,11 +336,14 @@ def _runs(study: Study) -> Iterator[Block]:
     for label, members in study.series().items():
         for one in members:
             figure, step = one.reading.figure, one.reading.step
-            rows.append([one_line(one.run.id), value_text(one.at), one.seed, *([label] if has_series else []),
+            beside = [value_text(value) for value in one.beside.values()]
+            rows.append([one_line(one.run.id), value_text(one.at), *beside, one.seed, *([label] if has_series else []),
                          value_text(figure.value), "-" if figure.se is None else value_text(figure.se),
                          "-" if step is None else str(step)])  # fmt: skip
-    head = ["run", short(study), "seed", *(["series"] if has_series else []), one_line(study.metric), "s.e.", "step"]
-    yield Table(head, rows, numeric=(1, 2, *range(len(head) - 3, len(head))))
+    beside = [one_line(key.rpartition(".")[2]) for key in study.moves_along]
+    head = ["run", short(study), *beside, "seed", *(["series"] if has_series else []), one_line(study.metric), "s.e.",
+            "step"]  # fmt: skip
+    yield Table(head, rows, numeric=(*range(1, 3 + len(beside)), *range(len(head) - 3, len(head))))
 
 
 def _drawn(drawings: dict[str, str], name: str, scatter: Scatter) -> Picture:

@@ -20,7 +20,7 @@ _NEXT = 6.0  # pixels between the labels of two ticks
 
 @dataclass
 class Trace:
-    """One set of points. `look` is dots, line, dashes, or faint: a thin line with small dots, as of one seed."""
+    """One set of points. `look` is dots, line, or faint: a thin line with small dots, as of one seed."""
 
     name: str  # in the legend; traces of one name share a colour
     x: Sequence[float]
@@ -107,7 +107,6 @@ def _drawn(
     )
     lines = {
         "line": [f'<path {style} stroke-width="2" d="{path}"/>', f'<path {style} stroke-width="7" d="{dots}"/>'],
-        "dashes": [f'<path {style} stroke-width="1.5" stroke-dasharray="5 5" d="{path}"/>'],
         "dots": [f'<path {style} stroke-width="5" stroke-opacity="0.6" d="{dots}"/>'],
         "faint": [
             f'<path {style} stroke-width="1" stroke-opacity="0.35" d="{path}"/>',

@@ -2,7 +2,7 @@
 
 A run counts if it finished what it planned, gave a finite figure, and was measured on the same rows as the others;
 any other is named with its reason, and so is a point of the plan that has no run. What the figures say is left to
-effects, fit and scaling.
+effects, fit and page.
 
 The surprising thing: which rows were evaluated is compared component by component. Runs on one and on eleven
 components never share an eval set, but the rows of the components that they share must be the same ones.
@@ -11,10 +11,9 @@ components never share an eval set, but the rows of the components that they sha
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,19 +23,26 @@ from rung.compare.endpoint import fell_short
 from rung.compare.factors import compare
 from rung.compare.lineage import unreadable, value_text
 from rung.compare.reading import UNREADABLE
+from rung.compare.scaling.axis import (
+    COMPONENTS,
+    CONTROL,
+    RECORDED,
+    ZERO_IS_ALL,
+    choose,
+    is_amount,
+    is_seed_key,
+    number_of,
+    quantity,
+    varied,
+)
 from rung.compare.scaling.measured import Reading, default_metric, examined_names, is_examined, reading
 from rung.errors import RunError
-from rung.runs.files import read_json, to_json
+from rung.runs.fields import leaves
+from rung.runs.files import read_json
 from rung.runs.query import Run
 from rung.text import one_line
-from rung.units import Budget
 
-COMPONENTS = "dataset.num_components"
-CONTROL = "dataset.shuffle_labels"
-# Keys that say how much there is of something: components, tokens, layers, steps.
-_AMOUNT = re.compile(r"(.*\.)?(n_|num_|max_)\w+|(.*\.)?(width|layers|depth|dim|hidden\w*|vocab_size|context_size)")
 _BUDGET = ("optimizer.max_iters", "optimizer.gradient_accumulation", "data.", "lr.lr_decay_iters")
-RECORDED = ("parameters", "unique_tokens", "targets")  # what may stand on the axis besides a key
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Member:
     is_control: bool
     reading: Reading
     unique_tokens: float | None
+    beside: Mapping[str, Any] = field(default_factory=dict)  # varied keys that have one value for each x
 
     @property
     def value(self) -> float:
@@ -77,16 +84,18 @@ class Study:
     x: str
     metric: str
     is_lower_better: bool
+    is_examined: bool = False  # whether the figures are of evals of a split, which were kept with the runs
     members: list[Member] = field(default_factory=list)
     left_out: list[Left] = field(default_factory=list)
     confounds: list[Confound] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     moves_along: list[str] = field(default_factory=list)  # varied keys that have one value for each x
+    tried: list[float] = field(default_factory=list)  # x of runs that do not count
+    diverged: Counter[str] = field(default_factory=Counter)  # by the value on the axis, runs that have no better twin
 
     @property
     def is_of_amounts(self) -> bool:
-        """Whether the axis is an amount of something, of which more may help more and more slowly."""
-        return self.x in RECORDED or _AMOUNT.fullmatch(self.x) is not None
+        return is_amount(self.x)
 
     @property
     def is_numeric(self) -> bool:
@@ -124,7 +133,7 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
     if not runs:
         raise RunError(f"{name} has no runs yet; `rung sweep` with its file trains them.")
     left_out = list(_without_run(runs))
-    usable, varies = [], _varies(runs)
+    usable, varies = [], varied(runs)
     for run in runs:
         reason = _unfit(run)
         if reason:
@@ -135,52 +144,25 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         reasons = "; ".join(f"{one.what}: {one.reason}" for one in left_out[:4])
         raise RunError(f"no run of {name} can be counted ({reasons}).")
     usable = list(_one_per_point(usable, left_out))
-    axis = _axis(x, varies, usable)
+    axis = choose(x, varies, usable)
     readings, study = _read(usable, metric, name, axis, left_out)
     study.left_out = left_out
+    _note_tried(study, runs, usable, varies)
     for run in (run for run in usable if run.path in readings):
         try:
             study.members.append(_member(run, readings[run.path], axis, varies))
         except UNREADABLE as error:
             left_out.append(Left(run.id, unreadable(run, error)))
+    if len({found[1] for member in study.members if (found := quantity(member.at)) is not None}) > 1:
+        study.members = [replace(member, x=None) for member in study.members]  # steps and tokens are no one axis
     _drop_other_rows(study)
     if not study.members:
         raise RunError(f"no run of {name} has a finite {study.metric}; `rung sweep show {name}` lists them.")
     _name_series(study, varies)
+    if not study.members:
+        raise RunError(f"no run of {name} says its {one_line(axis)}, so nothing can stand on the axis.")
     _look_for_confounds(study, varies)
     return study
-
-
-def _varies(runs: Sequence[Run]) -> dict[Path, Mapping[str, Any]]:
-    """What each point sets, of the keys that have several values; of runs without a sweep, the keys that differ."""
-    given = {run.path: part_of(run, "sweep").get("varies") for run in runs}
-    found = {path: value if isinstance(value, dict) else {} for path, value in given.items()}
-    if not any(found.values()):
-        found = {run.path: dict(_set_keys(run)) for run in runs}
-    distinct: dict[str, set[bytes]] = {}
-    for one in found.values():
-        for key, value in one.items():
-            distinct.setdefault(key, set()).add(to_json(value))
-    absent = {key for key in distinct for one in found.values() if key not in one}
-    return {
-        path: {key: value for key, value in one.items() if len(distinct[key]) > 1 or key in absent}
-        for path, one in found.items()
-    }
-
-
-def _set_keys(run: Run) -> Iterator[tuple[str, Any]]:
-    sources = run.sources()
-    for key, value in _leaves(run.config()):
-        if not str(sources.get(key, "")).startswith("derived"):
-            yield key, value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _without_run(runs: Sequence[Run]) -> Iterator[Left]:
@@ -203,7 +185,23 @@ def _unfit(run: Run) -> str:
     """Why a run cannot count, whatever it gave; "" where it can."""
     if run.status != "finished":
         return f"{run.status}{'' if run.step is None else f' at step {run.step}'}"
-    return f"did {short}" if (short := fell_short(run)) else ""
+    try:
+        may_end_early = bool(run.config().get("eval_patience"))
+    except UNREADABLE as error:
+        return unreadable(run, error)
+    return f"did {short}" if not may_end_early and (short := fell_short(run)) else ""
+
+
+def _note_tried(
+    study: Study, runs: Sequence[Run], usable: Sequence[Run], varies: Mapping[Path, Mapping[str, Any]]
+) -> None:
+    points, counted = {part_of(run, "sweep").get("point") for run in usable} - {None}, {run.path for run in usable}
+    for run in runs:
+        at = varies[run.path].get(study.x)
+        if run.path not in counted and (x := number_of(at)) is not None and (x or study.x not in ZERO_IS_ALL):
+            study.tried.append(x)
+        if run.status == "diverged" and part_of(run, "sweep").get("point") not in points:
+            study.diverged[value_text(at)] += 1
 
 
 def _one_per_point(runs: Sequence[Run], left_out: list[Left]) -> Iterator[Run]:
@@ -217,55 +215,23 @@ def _one_per_point(runs: Sequence[Run], left_out: list[Left]) -> Iterator[Run]:
     yield from last.values()
 
 
-def is_seed_key(key: str) -> bool:
-    return key.rpartition(".")[2] == "seed" or key.endswith("_seed")
-
-
-def _axis(x: str | None, varies: Mapping[Path, Mapping[str, Any]], runs: Sequence[Run]) -> str:
-    keys = list(dict.fromkeys(key for run in runs for key in varies[run.path]))
-    if x is not None:
-        if x in keys or x in RECORDED:
-            return x
-        raise RunError(f"{one_line(x)} is not varied; on the axis may stand {', '.join([*keys, *RECORDED])}.")
-    others = [key for key in keys if not is_seed_key(key) and key != CONTROL]
-    if COMPONENTS in others:
-        return COMPONENTS
-    numeric = [key for key in others if all(number_of(varies[run.path].get(key)) is not None for run in runs)]
-    return (numeric or others or ["seed"])[0]
-
-
-def number_of(value: Any) -> float | None:
-    """A number, also out of text such as 1e-3 or "10M tokens"; None where it is none."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        pass
-    try:
-        budget = Budget.parse(str(value))
-    except ValueError:
-        return None
-    given = [part for part in (budget.steps, budget.targets, budget.epochs, budget.seconds) if part is not None]
-    return float(given[0]) if len(given) == 1 else None
-
-
 def _member(run: Run, found: Reading, axis: str, varies: Mapping[Path, Mapping[str, Any]]) -> Member:
     mine = varies[run.path]
-    about = (run.data().get("train") or {}).get("about") or {}
-    unique = about.get("unique_tokens", about.get("tokens")) if isinstance(about, dict) else None
+    about = (run.data().get("train") or {}).get("about")
+    about = about if isinstance(about, dict) else {}
+    unique = about.get("unique_tokens", about.get("tokens"))
     tokens = float(unique) if isinstance(unique, int | float) and not isinstance(unique, bool) else None
-    if axis in RECORDED:
-        at = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens}.get(axis)
-        at = part_of(run, "totals").get("targets") if axis == "targets" else at
-    else:
-        at = mine.get(axis, run.document.get("seed") if axis == "seed" else None)
+    recorded = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens,
+                "targets": part_of(run, "totals").get("targets")}  # fmt: skip
+    at = recorded[axis] if axis in RECORDED else mine.get(axis)
+    if axis == "seed":  # nothing else varies: all runs are repeats at one place
+        at = "all"
+    elif axis in ZERO_IS_ALL and number_of(at) == 0:
+        at = len(about.get("components") or found.groups) or None if axis == COMPONENTS else tokens
     named = [f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in mine.items()
              if is_seed_key(key) and key != "seed"]  # fmt: skip
     seed = ", ".join([value_text(run.document.get("seed")), *named])
-    is_control = dict(_leaves(run.config())).get(CONTROL) is True
+    is_control = dict(leaves(run.config())).get(CONTROL) is True
     return Member(run, at, number_of(at), seed, "", is_control, found, tokens)
 
 
@@ -294,7 +260,7 @@ def _read(
         raise RunError(f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}.")
     said = [is_lower_better(run, chosen) for run in runs]
     is_lower = next((word for word in said if word is not None), True)
-    return found, Study(name, axis, chosen, is_lower, notes=notes)
+    return found, Study(name, axis, chosen, is_lower, examined, notes=notes)
 
 
 def _drop_other_rows(study: Study) -> None:
@@ -335,7 +301,12 @@ def _name_series(study: Study, varies: Mapping[Path, Mapping[str, Any]]) -> None
     study.moves_along = [key for key in along if len({v for one in values[key].values() for v in one}) > 1]
     apart = [key for key in others if key not in along]
     study.members = [
-        Member(**{**vars(member), "series": _words(varies[member.run.path], apart)}) for member in study.members
+        replace(
+            member,
+            series=_words(varies[member.run.path], apart),
+            beside={key: varies[member.run.path].get(key) for key in study.moves_along},
+        )
+        for member in study.members
     ]
     cells: dict[tuple[str, ...], Member] = {}
     for member in study.members:
@@ -355,8 +326,6 @@ def _words(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _look_for_confounds(study: Study, varies: Mapping[Path, Mapping[str, Any]]) -> None:
     """What differs from the first run beyond what was varied."""
-    if not study.members:
-        return
     first = study.members[0].run
     keys = dict.fromkeys(key for one in varies.values() for key in one)
     found: dict[str, list[str]] = {}

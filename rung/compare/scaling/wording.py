@@ -8,12 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from rung.compare.lineage import value_text
+from rung.compare.scaling.axis import COMPONENTS
 from rung.compare.scaling.fit import Interval
-from rung.compare.scaling.study import COMPONENTS, Study
+from rung.compare.scaling.study import Study
 from rung.text import one_line
 from rung.units import count
 
-ROUNDED = {"figure": ".4f", "se": ".4f", "difference": "+.4f", "exponent": ".3g"}
+ROUNDED = {"figure": ".4f", "difference": "+.4f", "exponent": ".3g"}
+_SMALL, _DUST = 1e-3, 1e-12  # below the one, four places show a digit at most; below the other lies what floats leave
 _MOST_TICK = 8  # characters
 
 
@@ -34,21 +36,32 @@ def tick(value: Any) -> str:
     return text if len(text) <= _MOST_TICK or not isinstance(value, float) else f"{value:.3g}"
 
 
+def _rounded(value: float, name: str) -> str:
+    """With the rounding of that name; of small values, which it would take for 0, two digits."""
+    is_small = _DUST < abs(value) < _SMALL
+    return format(value, f"{'+' if '+' in ROUNDED[name] else ''}.2g" if is_small else ROUNDED[name])
+
+
 def figure(value: float) -> str:
-    return format(value, ROUNDED["figure"])
+    return _rounded(value, "figure")
 
 
 def with_se(value: float, se: float | None) -> str:
-    return figure(value) if se is None else f"{figure(value)} ± {format(se, ROUNDED['se'])}"
+    return figure(value) if se is None else f"{figure(value)} ± {figure(se)}"
 
 
 def move(value: float) -> str:
-    return "-" if math.isnan(value) else format(value, ROUNDED["difference"])
+    return "-" if math.isnan(value) else _rounded(value, "difference")
 
 
 def ends(one: Interval, name: str = "difference") -> str:
     """The interval, with the rounding of that name; "-" where there is none."""
-    return f"[{one.low:{ROUNDED[name]}}, {one.high:{ROUNDED[name]}}]" if one.is_known else "-"
+    return f"[{_rounded(one.low, name)}, {_rounded(one.high, name)}]" if one.is_known else "-"
+
+
+def estimate(one: Interval, name: str) -> str:
+    """The value, and its interval where there is one."""
+    return f"{_rounded(one.value, name)}{f' {ends(one, name)}' if one.is_known else ''}"
 
 
 def rms(residuals: Sequence[Sequence[float]]) -> float:
