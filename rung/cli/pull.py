@@ -15,7 +15,8 @@ from rung.units import size
 
 if TYPE_CHECKING:
     from rung.remote.bucket import Bucket
-    from rung.remote.pull import Pulled, Wish
+    from rung.remote.parcel import Wish
+    from rung.remote.pull import Pulled
 
 
 @click.command("pull", short_help="Bring runs and data from object storage.")
@@ -48,7 +49,8 @@ def command(
     """
     from rung.remote.bucket import Bucket
     from rung.remote.listing import names_of, split_item
-    from rung.remote.pull import Wish
+    from rung.remote.parcel import Wish
+    from rung.remote.pull import pull_run, runs_by_uid
     from rung.runs.files import to_json
 
     names, url = split_words(words, runs_root)
@@ -67,18 +69,13 @@ def command(
     try:
         for name in sets:
             done.append(_say(_pull_data(bucket, name, new_name, wish), as_json))
+        known = runs_by_uid(runs_root) if names else {}
         for name in names_of(bucket, names):
-            done.append(_say(_pull_run(bucket, name, runs_root, wish), as_json))
+            done.append(_say(pull_run(bucket, name, runs_root, wish, known), as_json))
     finally:
         close()
     if as_json:
         click.echo(to_json([{**dataclasses.asdict(one), "path": str(one.path)} for one in done]).decode())
-
-
-def _pull_run(bucket: Bucket, name: str, root: Path, wish: Wish) -> Pulled:
-    from rung.remote.pull import pull_run
-
-    return pull_run(bucket, name, root, wish)
 
 
 def _pull_data(bucket: Bucket, name: str, new_name: str | None, wish: Wish) -> Pulled:

@@ -54,7 +54,7 @@ def command(
       rung push --delete piano/7 s3://bucket/lab
     """
     from rung.remote.bucket import Bucket
-    from rung.remote.push import How
+    from rung.remote.push import How, push_run
 
     names, url = split_words(words, runs_root)
     if not names and not data:
@@ -63,6 +63,7 @@ def command(
         _delete(Bucket(url), names, data, yes, as_json)
         return
     paths = _paths(names, runs_root)
+    without = _folders(without, paths)
     bucket = Bucket(url, is_new=True)
     report, close = reporter()
     how = How(force, verify, report)
@@ -71,7 +72,7 @@ def command(
         for name in data:
             _say(_push_data(bucket, name, how), done, as_json)
         for path in paths:
-            _say(_push_run(bucket, path, checkpoints, without, how), done, as_json)
+            _say(push_run(bucket, path, checkpoints, without, how), done, as_json)
     finally:
         close()
     if as_json:
@@ -102,10 +103,15 @@ def _paths(names: Sequence[str], runs_root: Path) -> list[Path]:
     return list(paths)
 
 
-def _push_run(bucket: Bucket, path: Path, checkpoints: str, without: Sequence[str], how: How) -> Pushed:
-    from rung.remote.push import push_run
-
-    return push_run(bucket, path, checkpoints, without, how)
+def _folders(names: Sequence[str], paths: Sequence[Path]) -> tuple[str, ...]:
+    """Folders to leave out; one that no run has was not what somebody meant, and what they meant would be sent."""
+    found = tuple(name.rstrip("/") for name in names)
+    for name in found:
+        if name == "checkpoints":
+            raise UserError("--without checkpoints is written --checkpoints none.")
+        if "/" in name or not any((path / name).is_dir() for path in paths):
+            raise UserError(f"--without {name}: none of these runs has a folder {name}; name one as samples.")
+    return found
 
 
 def _push_data(bucket: Bucket, name: str, how: How) -> Pushed:

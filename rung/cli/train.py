@@ -212,6 +212,7 @@ def open_remote(record: Record, url: str | None) -> Uploader | None:
     from rung.remote.upload import Uploader
 
     upload = Uploader(record.path, url)
+    upload.ask()
     record.follow(upload)
     return upload
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from rung.errors import UserError
+from rung.remote.workers import apart
 from rung.runs.files import locked
 from rung.text import one_line
 
@@ -126,15 +127,17 @@ class Bucket:
             options: Any = {"range": {"offset": done}} if done else None
             result = self._call(functools.partial(obstore.get, path=key, options=options))
             num_bytes = int(result.meta["size"]) if num_bytes is None else num_bytes
-            before = done
+            before, problem = done, None
             try:
                 for piece in result.stream(min_chunk_size=1 << 20):
                     done += len(piece)
                     yield bytes(piece)
             except BaseError as error:
+                problem = error
+            if problem is not None or done == before < num_bytes:
                 failures = failures + 1 if done == before else 1
                 if failures >= ATTEMPTS:
-                    raise self._told(error) from error
+                    raise self._told(problem or OSError(f"{key} breaks off at byte {done}")) from problem
                 time.sleep(0.1 * 2**failures)
 
     def sizes(self, prefix: str) -> dict[str, int]:
@@ -239,7 +242,7 @@ class Bucket:
 
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                result = action(self._store if self._has_answered else self._first)
+                result = apart(action, self._store if self._has_answered else self._first)
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 self._has_answered = True
                 raise
@@ -297,6 +300,9 @@ def _parsed(url: str) -> tuple[str, str, Path | None]:
         return str(folder), scheme, folder
     if not rest.strip("/"):
         raise RemoteError(f"{url} names no bucket; write {scheme}://bucket/prefix.")
+    if "@" in rest.split("/")[0] or "?" in rest or "#" in rest:
+        # Not shown again: such a URL often holds a key, and what is shown is also written into records.
+        raise RemoteError(f"a URL of {scheme}:// holds no @, ? or #; keys are taken from {_KEYS[scheme]}.")
     return url.rstrip("/"), scheme, None
 
 
@@ -311,6 +317,7 @@ def _first_line(error: Exception) -> str:
         return error.strerror.lower()
     text = one_line(str(error).split("\n\nDebug source")[0]).rstrip(".")
     text = re.sub(r" in [0-9.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text)
+    text = re.sub(r"(https?://[^\s?)]*)\?[^\s),]*", r"\1", text)  # with some credentials the query holds a signature
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 

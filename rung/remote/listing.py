@@ -9,6 +9,7 @@ from rung.errors import RunError, UserError
 from rung.remote.bucket import Bucket, RemoteError
 from rung.remote.manifest import Manifest, check_item, read_manifest
 from rung.remote.workers import each
+from rung.runs.record import check_name
 
 _RANGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([0-9]*)\.\.([0-9]*)")
 
@@ -26,6 +27,8 @@ def split_item(url: str) -> tuple[str, str, str] | None:
 def runs_there(bucket: Bucket, experiments: Sequence[str] = (), problems: list[str] | None = None) -> list[Manifest]:
     """The runs at a place, of some experiments or all, by experiment and number."""
     names = []
+    for experiment in experiments:
+        check_name(experiment)
     for experiment in experiments or bucket.folders("runs"):
         numbers = [number for number in bucket.folders(f"runs/{experiment}") if number.isdecimal()]
         names += [f"{experiment}/{number}" for number in sorted(numbers, key=int)]

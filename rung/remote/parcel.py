@@ -129,7 +129,7 @@ def swap(target: Path, parcel: Parcel) -> None:
             os.rename(old, target)
             raise
         sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def put_back(folder: Path) -> None:
@@ -139,7 +139,7 @@ def put_back(folder: Path) -> None:
         with locked(folder):
             if old.exists() and not target.exists():
                 os.rename(old, target)
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _forget(parcel: Parcel, made: list[Path]) -> None:
@@ -204,6 +204,8 @@ def _download(bucket: Bucket, manifest: Manifest, entry: Entry, beside: Path, ad
                 digest.update(piece)
                 size += len(piece)
                 add(len(piece))
+                if size > entry.bytes:  # it cannot be the one, and may be as large as the disk
+                    break
         except FileNotFoundError:
             raise _Gone(bucket.at(key)) from None
         file.flush()

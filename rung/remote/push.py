@@ -21,7 +21,7 @@ from pathlib import Path
 from rung.errors import UserError
 from rung.remote.bucket import Bucket, Lost, RemoteError, Version
 from rung.remote.manifest import Entry, Manifest, check_item, place_of, read_manifest
-from rung.remote.snapshot import Changed, Snapshot, ahead, of_run
+from rung.remote.snapshot import Changed, Snapshot, ahead, lacking, of_run
 from rung.remote.workers import Meter, Report, each
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
@@ -81,22 +81,21 @@ def push(bucket: Bucket, snapshot: Snapshot, how: How = _PLAIN) -> Pushed:
     manifest = _manifest(snapshot, there)
     url = bucket.at(manifest.place)
     done = Pushed(snapshot.kind, snapshot.name, url, len(manifest.entries), manifest.num_bytes, 0, 0)
-    if there is not None and _content(there) == _content(manifest) and not how.is_verified:
-        return done
     before = bucket.sizes(f"{manifest.place}/files")
-    own = [entry for entry in manifest.entries if entry.path in snapshot.sources]
-    missing = [entry for entry in own if before.get(manifest.key(entry)) != entry.bytes]
+    missing = [entry for entry in snapshot.entries if before.get(manifest.key(entry)) != entry.bytes]
+    is_same = there is not None and _content(there) == _content(manifest)
+    if is_same and not missing and not how.is_verified:
+        return done
     _send(bucket, snapshot, manifest, missing, how)
-    _check(bucket, manifest)
+    _check(bucket, snapshot, manifest)
     if how.is_verified:
         _read_back(bucket, snapshot, manifest, how)
     _write(bucket, manifest, version)
-    if missing := [entry for entry in own if entry in _absent(bucket, manifest)]:
-        _send(bucket, snapshot, manifest, missing, how)  # another push cleaned up after itself in that moment
+    if lost := [entry for entry in _absent(bucket, manifest) if entry.path in snapshot.sources]:
+        _send(bucket, snapshot, manifest, lost, how)  # another push cleaned up after itself in that moment
     num_removed, left = _remove_unnamed(bucket, manifest, before)
-    sent = [entry for entry in own if before.get(manifest.key(entry)) != entry.bytes]
-    num_bytes = sum(entry.bytes for entry in sent)
-    return dataclasses.replace(done, num_sent=len(sent), sent_bytes=num_bytes, num_removed=num_removed, left=left)
+    num_bytes = sum(entry.bytes for entry in missing)
+    return dataclasses.replace(done, num_sent=len(missing), sent_bytes=num_bytes, num_removed=num_removed, left=left)
 
 
 def delete(bucket: Bucket, kind: str, name: str) -> int:
@@ -128,21 +127,38 @@ def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest | None, is_force
     if there is None or is_forced:
         return
     url = bucket.at(there.place)
-    if there.uid != snapshot.uid and there.kind == "data":
-        raise RemoteError(
-            f"{url} is another data set (fingerprint {there.uid}, here {snapshot.uid}); add --force to replace it."
-        )
-    if there.uid != snapshot.uid:
-        raise RemoteError(
-            f"{url} is another run; give yours another name with `rung mv {snapshot.name} NAME`, push below another "
-            "prefix, or replace that one with --force."
-        )
+    refuse_another(bucket, snapshot.uid, there)
     if there.kind == "run" and ahead(there.document) > ahead(snapshot.document):
         (attempts_there, step_there), (attempts, step) = ahead(there.document), ahead(snapshot.document)
         raise RemoteError(
             f"{url} is later than {snapshot.name} here (attempt {attempts_there}, step {step_there} there; attempt "
             f"{attempts}, step {step} here); `rung pull` it first, or add --force."
         )
+    if there.kind == "run" and (what := _only_there(snapshot, there)):
+        raise RemoteError(f"{url} has {what}; `rung pull` it first, or add --force to give that up.")
+
+
+def refuse_another(bucket: Bucket, uid: str, there: Manifest) -> None:
+    """What has this name there has to be what has it here."""
+    url = bucket.at(there.place)
+    if there.uid != uid and there.kind == "data":
+        raise RemoteError(
+            f"{url} is another data set (fingerprint {there.uid}, here {uid}); add --force to replace it."
+        )
+    if there.uid != uid:
+        raise RemoteError(
+            f"{url} is another run; give yours another name with `rung mv {there.name} NAME`, push below another "
+            "prefix, or replace that one with --force."
+        )
+
+
+def _only_there(snapshot: Snapshot, there: Manifest) -> str:
+    """What people wrote into the run there, notes or a verdict, and this copy has never seen."""
+    for entry in there.entries:
+        if entry.path.endswith(".ndjson") and not snapshot.begins_with(entry):
+            return f"lines in {entry.path} that {snapshot.name} here lacks, notes perhaps"
+    words = lacking(snapshot.document, there.document)
+    return f"a {words[0]} that {snapshot.name} here lacks" if words else ""
 
 
 def _manifest(snapshot: Snapshot, there: Manifest | None) -> Manifest:
@@ -188,13 +204,15 @@ def _absent(bucket: Bucket, manifest: Manifest) -> list[Entry]:
     return [entry for entry in manifest.entries if now.get(manifest.key(entry)) != entry.bytes]
 
 
-def _check(bucket: Bucket, manifest: Manifest) -> None:
+def _check(bucket: Bucket, snapshot: Snapshot, manifest: Manifest) -> None:
     """Every file is there in its full size before anybody can see the item."""
     absent = _absent(bucket, manifest)
     if absent:
+        is_here = all(entry.path in snapshot.sources for entry in absent)
+        remedy = "push again" if is_here else "it is not here either: push it from where it is, or --delete the item"
         raise RemoteError(
             f"{bucket.at(manifest.key(absent[0]))} is not there in full size ({len(absent)} of {len(manifest.entries)} "
-            "files); nothing was made visible: push again."
+            f"files); nothing was made visible: {remedy}."
         )
 
 
@@ -203,7 +221,7 @@ def _read_back(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, how: How)
     bad = _damaged(bucket, manifest, manifest.entries, how)
     own = [entry for entry in bad if entry.path in snapshot.sources]
     _send(bucket, snapshot, manifest, own, how)
-    still = [entry for entry in bad if entry not in own] + _damaged(bucket, manifest, own, how)
+    still = [entry for entry in bad if entry.path not in snapshot.sources] + _damaged(bucket, manifest, own, how)
     if still:
         where = bucket.at(manifest.key(still[0]))
         raise RemoteError(f"{where} is damaged there, and cannot be mended from here; push it from where it is whole.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,16 @@ from rung.errors import RunError
 from rung.files import sha256
 from rung.remote.bucket import RemoteError
 from rung.remote.manifest import Entry
-from rung.runs.files import read_json
+from rung.runs.files import from_json, read_json
 from rung.runs.marks import BEST, PINNED, read_mark, save_folder, saved_steps
 from rung.runs.process import HEARTBEAT
 from rung.runs.query import Run
 
 CHECKPOINTS = ("kept", "best", "last", "all", "none")  # kept: the best, the last and those that are pinned
 _CHUNK = 1 << 20
+_SAVE = re.compile(r"checkpoints/([0-9]{1,18})/.")
+_ROWS = re.compile(r"metrics/([0-9]{1,18})\.ndjson")
+_WRITTEN = ("verdict", "tags", "why")  # by people, at any time
 _SHOWN = ("experiment", "number", "recipe", "preset", "parent", "why", "verdict", "tags", "seed", "created", "ended")
 
 
@@ -71,6 +75,11 @@ class Snapshot:
             what = "is not what its hash says: it is damaged, or was changed while it was sent"
             raise Changed(f"{entry.path} of {self.name} {what}; mend it, or push again.")
 
+    def begins_with(self, entry: Entry) -> bool:
+        """Whether a file of lines here goes on where an earlier state of it ended; one that is not here: yes."""
+        source = self.sources.get(entry.path)
+        return source is None or entry in self.entries or _hash(source, entry.bytes) == entry.sha256
+
 
 def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]) -> Snapshot:
     """A prepared data set: the files that its own manifest names."""
@@ -86,15 +95,21 @@ def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]
 def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> Iterator[Snapshot]:
     """A run as it is now. `checkpoints` is one of CHECKPOINTS, `without` names folders of the run to leave out."""
     with _stage(run.path) as stage:
-        found = _Files(run.path, stage)
-        steps = [step for step in wanted(run.path / "checkpoints", checkpoints) if found.save(step)]
-        if checkpoints == "all":
-            found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
-        found.below("", lambda path: not path.startswith("checkpoints/") and path.split("/")[0] not in without)
-        for mark in (BEST, PINNED):
-            found.add(f"checkpoints/{mark}")
-        document = _document(run, found, steps)
-        stays = _stays(run.path / "checkpoints", checkpoints, set(steps), without)
+        try:
+            found = _Files(run.path, stage)
+            found.add("run.json")  # first: where it says that the run has ended, all rows and events are written
+            steps = [step for step in wanted(run.path / "checkpoints", checkpoints) if found.save(step)]
+            if checkpoints == "all":
+                found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
+            left_out = {"run.json", "checkpoints", *without}
+            found.below("", lambda path: path.split("/")[0] not in left_out)
+            for mark in (BEST, PINNED):
+                found.add(f"checkpoints/{mark}")
+            document = _document(run, found, steps)
+            stays = _stays(run.path / "checkpoints", checkpoints, set(steps), without)
+        except OSError as error:
+            what = (error.strerror or str(error)).lower()
+            raise RunError(f"{run.id} cannot be sent: {error.filename or run.path}: {what}.") from error
         yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
 
 
@@ -107,6 +122,12 @@ def ahead(document: Mapping[str, Any]) -> tuple[int, int]:
     """How far a run has come: its attempts, then its last step. Of two copies of a run, the larger is the later."""
     segments, step = document.get("segments"), document.get("step")
     return (segments if isinstance(segments, int) else 0, step if isinstance(step, int) else -1)
+
+
+def lacking(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What people wrote into the run.json of another copy, and nobody into this one. Of two words that differ, nobody
+    knows which is the later."""
+    return [name for name in _WRITTEN if other.get(name) and not document.get(name)]
 
 
 def wanted(folder: Path, word: str) -> list[int]:
@@ -124,8 +145,8 @@ def _named(folder: Path, word: str) -> set[int]:
 
 def step_of(path: str) -> int | None:
     """Which checkpoint a file of a run belongs to."""
-    parts = path.split("/")
-    return int(parts[1]) if len(parts) > 2 and parts[0] == "checkpoints" and parts[1].isdecimal() else None
+    match = _SAVE.match(path)
+    return int(match[1]) if match else None
 
 
 def _stays(folder: Path, word: str, sent: set[int], without: Sequence[str]) -> Callable[[Entry], bool]:
@@ -175,7 +196,7 @@ class _Files:
 
     def below(self, top: str, is_wanted: Callable[[str], bool]) -> None:
         """Every file below a folder of the run, except what is derived, half written or a sign of life."""
-        for path in sorted(_walk(self.path, top)):
+        for path in sorted(walk(self.path, top, lambda name: not name.startswith("."))):
             if is_wanted(path) and path != HEARTBEAT and not path.startswith("metrics/columns/"):
                 self.add(path)
 
@@ -190,6 +211,20 @@ class _Files:
             source = self._hold(path)
             self._enter(path, source, _whole_lines(source) if path.endswith(".ndjson") else None)
 
+    def last_step(self) -> int | None:
+        """Of the rows that are sent; the run may have logged more by now."""
+        parts = {int(match[1]): entry for entry in self.entries if (match := _ROWS.fullmatch(entry.path))}
+        for _, entry in sorted(parts.items(), reverse=True):
+            with self.sources[entry.path].open("rb") as file:
+                file.seek(max(0, entry.bytes - _CHUNK))
+                lines = file.read(min(_CHUNK, entry.bytes)).splitlines()
+            for line in reversed(lines):
+                with contextlib.suppress(ValueError):
+                    row = from_json(line)
+                    if isinstance(row, dict) and type(row.get("step")) is int:
+                        return int(row["step"])
+        return None
+
     def _enter(self, path: str, source: Path, num_bytes: int | None = None, digest: str | None = None) -> None:
         num_bytes = source.stat().st_size if num_bytes is None else num_bytes
         self.entries.append(Entry(path, num_bytes, digest or _hash(source, num_bytes)))
@@ -198,9 +233,9 @@ class _Files:
     def _hold(self, path: str) -> Path:
         """A name of ours for the file as it is now."""
         source = self.path / path
+        if not source.is_file():  # gone, or a pipe, which nobody would ever have read to its end
+            raise FileNotFoundError(path)
         if self.stage is None:
-            if not source.is_file():
-                raise FileNotFoundError(path)
             return source
         self._num_held += 1
         held = self.stage / str(self._num_held)
@@ -228,19 +263,19 @@ def _stage(path: Path) -> Iterator[Path | None]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _walk(root: Path, top: str) -> Iterator[str]:
-    """Paths of files, relative to the root; links are followed, each folder once."""
-    seen: set[str] = set()
+def walk(root: Path, top: str, is_seen: Callable[[str], bool]) -> Iterator[str]:
+    """Paths of files, relative to the root, as far as the names on the way are seen; links are followed, each folder
+    once."""
+    known: set[str] = set()
     for folder, folders, files in os.walk(root / top, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in known:
             folders.clear()
             continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith("."):
-                yield Path(folder, name).relative_to(root).as_posix()
+        known.add(real)
+        folders[:] = filter(is_seen, folders)
+        for name in filter(is_seen, files):
+            yield Path(folder, name).relative_to(root).as_posix()
 
 
 def _whole_lines(file: Path) -> int:
@@ -272,8 +307,11 @@ def _document(run: Run, found: _Files, steps: Sequence[int]) -> dict[str, Any]:
         raise RunError(f"{run.path} has no run.json any more; was it removed?")
     document = read_json(found.sources["run.json"])
     now = Run(run.path, document)
+    step = document.get("last_step")
+    if document.get("status") == "running" and (logged := found.last_step()) is not None:
+        step = logged
     best = read_mark(run.path / "checkpoints", BEST)[:1]
     checkpoints = {"steps": list(steps), "best": best[0] if best else None}
-    head = {"id": now.id, "status": now.status, "step": now.step, "best": now.best}
+    head = {"id": now.id, "status": now.status, "step": step, "best": now.best}
     tail = {"segments": len(document.get("segments") or []), "checkpoints": checkpoints}
     return {**head, **{name: document.get(name) for name in _SHOWN}, **tail}

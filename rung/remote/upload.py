@@ -20,8 +20,9 @@ from typing import Any
 
 from rung.errors import UserError
 from rung.remote.bucket import Bucket
-from rung.remote.manifest import check_item, place_of
-from rung.remote.push import GivenUp, How, push_run
+from rung.remote.manifest import check_item, place_of, read_manifest
+from rung.remote.push import GivenUp, How, push_run, refuse_another
+from rung.remote.snapshot import uid_of
 from rung.remote.workers import Report
 from rung.runs.query import ref
 from rung.runs.record import append_event, read_document
@@ -50,6 +51,15 @@ class Uploader:
         self._is_due = self._has_ended = self._is_given_up = False
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
         self._thread.start()
+
+    def ask(self) -> None:
+        """Finds out now, and not at the first save, that another run has this name there; `words` tells."""
+        try:
+            found = read_manifest(self._bucket, "run", self._id)
+            if found is not None:
+                refuse_another(self._bucket, uid_of(read_document(self._path)), found[0])
+        except UserError as error:
+            self._tell(one_line(error).rstrip("."))
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         pass

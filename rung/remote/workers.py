@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 Report = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -41,6 +42,16 @@ def each(work: Callable[[T], None], items: Iterable[T], num_threads: int = 8) ->
         raise
     if errors:
         raise errors[0]
+
+
+def apart(work: Callable[[T], R], item: T) -> R:
+    """Calls `work` in a thread of its own if this is the main one, which otherwise could not be interrupted before
+    a server answers."""
+    if threading.current_thread() is not threading.main_thread():
+        return work(item)
+    results: list[R] = []
+    each(lambda one: results.append(work(one)), [item])
+    return results[0]
 
 
 class Meter:

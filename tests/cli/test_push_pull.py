@@ -63,6 +63,13 @@ def test_runs_go_there_and_come_back(folder: Path) -> None:
     assert "0 sent" not in good("push", "piano/3", "./there", "--verify")
 
 
+def test_a_folder_can_be_left_out_as_the_shell_completes_it(folder: Path) -> None:
+    run = finished(Path("runs"))
+    assert (run.path / "samples").is_dir()
+    good("push", "piano/1", "./there", "--without", "samples/")
+    assert not [path for path in contents(Path("there")) if "samples" in path]
+
+
 def test_the_same_in_a_bucket(folder: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     finished(Path("runs"))
     monkeypatch.setenv("RUNG_REMOTE", s3)
@@ -152,7 +159,10 @@ def test_what_users_wrote_stays_text(folder: Path) -> None:
         (["pull", "piano/1", "--data", "x", "--as", "y", "./there"], "--as takes"),
         (["pull", "piano/1", "--as", "../x", "./there"], "cannot name an experiment"),
         (["push", "--delete", "piano/9", "./there", "--yes"], "there is no piano/9"),
+        (["push", "piano/1", "--without", "sampels", "./there"], "has a folder sampels"),
+        (["push", "piano/1", "--without", "checkpoints/", "./there"], "--checkpoints none"),
         (["ls", "--remote"], "RUNG_REMOTE"),
+        (["ls", "../x", "--remote", "./there"], "cannot name an experiment"),
         (["ls", "--remote", "there"], "./there"),
         (["ls", "--remote", "./there", "--sort", "best"], "--remote takes"),
     ],

@@ -4,7 +4,9 @@ object."""
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -95,6 +97,43 @@ def test_a_wrong_url_is_one_sentence(url: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as told:
         Bucket(url)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("url", ["s3://a-key:a-secret@bucket/lab", "az://box/lab?sig=a-secret", "gs://b/x#a-secret"])
+def test_a_url_with_a_key_in_it_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(RemoteError, match="keys are taken from") as told:
+        Bucket(url)
+    assert "a-secret" not in str(told.value)
+
+
+def test_the_query_of_a_request_is_not_told(between: Proxy, s3: str) -> None:
+    """With some credentials it holds a signature."""
+    between.fault = lambda asked: "500"
+    with pytest.raises(RemoteError, match=f"GET {between.address}") as told:
+        Bucket(s3).sizes("x")
+    assert "?" not in str(told.value)
+
+
+def test_a_body_that_never_gets_further_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+
+    class Empty:
+        meta: ClassVar = {"size": 5}
+
+        def stream(self, min_chunk_size: int) -> list[bytes]:
+            return []
+
+    slept: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr(obstore, "get", lambda store, path, options=None: Empty())
+    with pytest.raises(RemoteError, match="breaks off"):
+        list(Bucket(str(tmp_path)).receive("x"))
+    assert len(slept) == module.ATTEMPTS - 1
+
+
+def test_the_main_thread_never_waits_for_a_server(tmp_path: Path) -> None:
+    """It could not be interrupted: obstore does not come back to Python before there is an answer."""
+    assert Bucket(str(tmp_path))._call(lambda store: threading.current_thread()) is not threading.main_thread()
 
 
 def test_a_bucket_that_is_not_there(s3: str) -> None:

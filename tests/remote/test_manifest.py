@@ -55,6 +55,14 @@ def test_no_path_leads_out_of_the_item(path: str, tmp_path: Path) -> None:
     assert not (tmp_path / "deep").exists()
 
 
+def test_a_number_of_a_checkpoint_that_is_none() -> None:
+    from rung.remote.snapshot import step_of
+
+    assert step_of("checkpoints/00000012/model.safetensors") == 12
+    for path in (f"checkpoints/{'9' * 5000}/x", "checkpoints/best", "checkpoints/12", "checkpoints/aside-1/12/x"):
+        assert step_of(path) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

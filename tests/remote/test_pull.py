@@ -6,21 +6,27 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rung.errors import RunError
+from rung.errors import RunError, UserError
 from rung.remote import parcel as module
+from rung.remote import pull as pulls
 from rung.remote.bucket import Bucket, RemoteError
 from rung.remote.parcel import Wish
 from rung.remote.pull import pull_data, pull_run
 from rung.remote.push import How, push, push_run
 from rung.runs.house.trash import bring_back
 from rung.runs.query import list_runs, open_run
-from rung.runs.record import Record, append_event
+from rung.runs.record import Record, amend, append_event
 from tests.remote.items import contents, finished, save, start, steps, tree
 from tests.remote.servers import Asked, Proxy
+
+OTHER = b'{"schema": 1, "id": "piano/1", "uid": "that of another"}'
 
 
 def pushed(place: str, root: Path) -> Bucket:
@@ -202,7 +208,7 @@ def test_what_is_later_here_is_not_overwritten(place: str, tmp_path: Path) -> No
         pull_run(bucket, "piano/1", root)
     record = Record.reopen(root / "piano/1", command=["rung", "resume"])
     steps(record, 20, 25)
-    with pytest.raises(RunError, match="is running here"):
+    with pytest.raises(RunError, match="is running"):
         pull_run(bucket, "piano/1", root, Wish(is_forced=True))
     record.finish("stopped")
     before = contents(root / "piano/1")
@@ -214,6 +220,129 @@ def test_what_is_later_here_is_not_overwritten(place: str, tmp_path: Path) -> No
     shutil.rmtree(root / "piano/1")
     bring_back(root, ["piano/1"])  # what was given up can be had back
     assert open_run("piano/1", root).step == 24
+
+
+def test_many_runs_are_brought_with_one_look_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand looks at a thousand runs take a minute; and the same run under two names is still one."""
+    bucket, root = Bucket(str(tmp_path / "there"), is_new=True), tmp_path / "back"
+    run = finished(tmp_path / "ours")
+    push_run(bucket, run.path)
+    shutil.copytree(run.path, tmp_path / "ours/violin/1")
+    amend(tmp_path / "ours/violin/1", id="violin/1", experiment="violin")
+    push_run(bucket, tmp_path / "ours/violin/1")
+    known = pulls.runs_by_uid(root)
+    monkeypatch.setattr(pulls, "list_runs", lambda *words, **more: pytest.fail("looked again"))
+    assert pull_run(bucket, "piano/1", root, known=known).name == "piano/1"
+    again = pull_run(bucket, "violin/1", root, known=known)
+    assert (again.name, again.what) == ("piano/1", "updated")
+    assert not (root / "violin").exists()
+
+
+def pull_while(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, root: Path, happens: Callable[[], object]) -> None:
+    """A pull that takes long enough for something to happen here."""
+    bring = pulls.bring
+
+    def slowly(*words: Any) -> None:
+        bring(*words)
+        happens()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "bring", slowly)
+        pull_run(bucket, "piano/1", root)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_run_that_is_resumed_while_it_is_brought_is_left_alone(
+    place: str, tmp_path: Path, has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
+    pull_run(bucket, "piano/1", root)
+    append_event(tmp_path / "ours/piano/1", "note", text="later")
+    push_run(bucket, tmp_path / "ours/piano/1", "all")
+    records: list[Record] = []
+
+    def resume() -> None:
+        records.append(Record.reopen(root / "piano/1", command=["rung", "resume"]))
+        steps(records[0], 20, 25)
+        if has_ended:
+            records[0].finish("stopped")
+
+    with pytest.raises(RunError, match="is later than" if has_ended else "is running"):
+        pull_while(monkeypatch, bucket, root, resume)
+    assert open_run("piano/1", root).step == 24
+    assert not records[0].path.with_name(".pull-1.old").exists()
+
+
+def test_a_verdict_that_only_we_have_stays(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
+    pull_run(bucket, "piano/1", root)
+    amend(root / "piano/1", tags=["mine"])
+    append_event(tmp_path / "ours/piano/1", "note", text="later")
+    push_run(bucket, tmp_path / "ours/piano/1", "all")
+    pull_while(monkeypatch, bucket, root, lambda: amend(root / "piano/1", verdict="it went up"))
+    run = open_run("piano/1", root)
+    assert (run.document["verdict"], run.document["tags"]) == ("it went up", ["mine"])
+    assert [event["text"] for event in run.events("note")] == ["later"]
+
+
+def test_folders_that_lie_on_another_disk_are_kept(place: str, tmp_path: Path) -> None:
+    bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
+    pull_run(bucket, "piano/1", root)
+    (root / "piano/1/checkpoints").rename(tmp_path / "disk")
+    (root / "piano/1/checkpoints").symlink_to(tmp_path / "disk")
+    save(root / "piano/1", 15)
+    append_event(tmp_path / "ours/piano/1", "note", text="later")
+    push_run(bucket, tmp_path / "ours/piano/1", "all")
+    pull_run(bucket, "piano/1", root)
+    assert [int(name) for name in open_run("piano/1", root).checkpoints()] == [10, 15, 20]
+
+
+def test_saves_of_another_future_are_set_aside(place: str, tmp_path: Path) -> None:
+    """Elsewhere the run went on from step 12; the save of step 15 here is of a run that it is no more."""
+    bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
+    pull_run(bucket, "piano/1", root)
+    save(root / "piano/1", 11)
+    save(root / "piano/1", 15)
+    shutil.rmtree(tmp_path / "ours/piano/1/checkpoints/00000020")
+    record = Record.reopen(tmp_path / "ours/piano/1", command=["rung", "resume", "--at", "12"])
+    steps(record, 12, 14)
+    record.finish("stopped")
+    push_run(bucket, record.path, how=How(is_forced=True))
+    pull_run(bucket, "piano/1", root)
+    assert 15 not in [int(name) for name in open_run("piano/1", root).checkpoints()]
+    assert 11 in [int(name) for name in open_run("piano/1", root).checkpoints()]
+    assert (root / "piano/1/checkpoints/aside-pulled/00000015/manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}", b"[]", b"not json", b'{"schema":1,"id":5}', b'{"schema":99,"id":"a/1"}', OTHER, None],
+)  # fmt: skip
+def test_an_item_that_is_no_run_is_one_sentence_and_does_not_land(tmp_path: Path, text: bytes | None) -> None:
+    bucket = Bucket(str(tmp_path / "there"), is_new=True)
+    files = tree(tmp_path / "odd", {"config.yaml": b"a: 1\n", **({} if text is None else {"run.json": text})})
+    push(bucket, replace(files, kind="run", name="piano/1", uid="u"))
+    with pytest.raises(UserError, match="nothing was brought") as told:
+        pull_run(bucket, "piano/1", tmp_path / "back")
+    assert "\n" not in str(told.value)
+    assert list_runs(tmp_path / "back") == []
+    assert not (tmp_path / "back/piano/1").exists()
+
+
+def test_no_more_is_received_than_the_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object may be as large as the disk."""
+    bucket = Bucket(str(tmp_path / "there"), is_new=True)
+    push(bucket, tree(tmp_path / "here", {"a.bin": b"abc"}))
+    num_pieces = 0
+
+    def endless(self: Bucket, key: str) -> Iterator[bytes]:
+        nonlocal num_pieces
+        for num_pieces in range(1, 100):  # noqa: B007
+            yield b"abc"
+
+    monkeypatch.setattr(Bucket, "receive", endless)
+    with pytest.raises(RemoteError, match="is damaged"):
+        pull_data(bucket, "tunes", tmp_path / "back")
+    assert num_pieces == 2
 
 
 def test_a_copy_of_a_running_run_can_be_updated(place: str, tmp_path: Path) -> None:

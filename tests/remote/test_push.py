@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rung.errors import RunError
+from rung.remote import snapshot as snapshots
 from rung.remote.bucket import Bucket, Lost, RemoteError
 from rung.remote.manifest import read_manifest
 from rung.remote.parcel import Wish
@@ -20,7 +21,7 @@ from rung.remote.pull import pull_data, pull_run
 from rung.remote.push import How, delete, push, push_run
 from rung.remote.snapshot import Changed, of_run, step_of
 from rung.runs.query import open_run
-from rung.runs.record import append_event
+from rung.runs.record import amend, append_event
 from tests.remote.items import contents, finished, save, start, steps, tree
 from tests.remote.servers import Asked, Proxy
 from tests.remote.test_manifest import NAMES
@@ -55,6 +56,21 @@ def test_what_is_there_is_not_sent_again(between: Proxy, s3: str, tmp_path: Path
     assert (again.num_sent, again.sent_bytes, between.puts()) == (0, 0, [])
     more = push(bucket, tree(tmp_path, {**files, "new.bin": b"new"}), How(is_forced=True))
     assert (more.num_sent, more.sent_bytes) == (1, 3)
+
+
+def test_a_push_asks_for_the_list_of_files_a_few_times(between: Proxy, s3: str, tmp_path: Path) -> None:
+    """And not once for each file."""
+    push(Bucket(s3), tree(tmp_path, {f"{i}.bin": b"x" for i in range(30)}))
+    assert sum("list-type" in asked.path for asked in between.asked) <= 3
+
+
+def test_a_file_that_went_there_is_sent_again(place: str, tmp_path: Path) -> None:
+    bucket, snapshot = Bucket(place, is_new=True), tree(tmp_path / "here", {"a.bin": b"a", "b.bin": b"b"})
+    push(bucket, snapshot)
+    bucket.delete([next(key for key in bucket.sizes("data") if "a.bin" in key)])
+    assert push(bucket, snapshot).num_sent == 1
+    pull_data(bucket, "tunes", tmp_path / "back")
+    assert contents(tmp_path / "back") == {"a.bin": b"a", "b.bin": b"b"}
 
 
 def meet_at_the_manifest(between: Proxy) -> None:
@@ -170,6 +186,29 @@ def test_a_run_is_never_replaced_by_another_or_by_an_earlier_state(place: str, t
     push_run(bucket, tmp_path / "copy/piano/1", how=How(is_forced=True))
 
 
+def test_what_somebody_else_wrote_there_is_not_lost(place: str, tmp_path: Path) -> None:
+    """Two copies of a run, a note or a verdict in each."""
+    bucket, ours, theirs = Bucket(place, is_new=True), tmp_path / "ours", tmp_path / "theirs"
+    push_run(bucket, finished(ours).path)
+    pull_run(bucket, "piano/1", theirs)
+    append_event(theirs / "piano/1", "note", text="theirs")
+    push_run(bucket, theirs / "piano/1")
+    append_event(ours / "piano/1", "note", text="a longer note, and it is ours")
+    with pytest.raises(RemoteError, match=r"lines in events\.ndjson that piano/1 here lacks.*rung pull"):
+        push_run(bucket, ours / "piano/1")
+    pull_run(bucket, "piano/1", ours, Wish(is_forced=True))
+    amend(theirs / "piano/1", verdict="it went up")
+    push_run(bucket, theirs / "piano/1")
+    append_event(ours / "piano/1", "note", text="ours, after theirs")
+    with pytest.raises(RemoteError, match="a verdict that piano/1 here lacks"):
+        push_run(bucket, ours / "piano/1")
+    push_run(bucket, ours / "piano/1", how=How(is_forced=True))
+    amend(ours / "piano/1", verdict="no, it did not")
+    push_run(bucket, ours / "piano/1")
+    amend(ours / "piano/1", verdict="a little")  # who changes a verdict knows of it
+    push_run(bucket, ours / "piano/1")
+
+
 def saved(bucket: Bucket, name: str = "piano/1") -> set[int]:
     found = read_manifest(bucket, "run", name)
     assert found is not None
@@ -251,6 +290,37 @@ def test_a_run_in_progress_goes_as_it_is_now(place: str, tmp_path: Path) -> None
     assert not list(record.path.glob(".push*"))
 
 
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_run_that_goes_on_while_we_look_fits_together(
+    tmp_path: Path, is_ending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come after the rows were taken; the copy says no more than it has."""
+    record, add, seen = start(tmp_path / "runs"), snapshots._Files.add, list[str]()
+    steps(record, 0, 7)
+
+    def later(self: snapshots._Files, path: str) -> None:
+        add(self, path)
+        if path == "metrics/000.ndjson" and not seen:
+            seen.append(path)
+            steps(record, 7, 9)
+            if is_ending:
+                record.finish("finished")
+
+    monkeypatch.setattr(snapshots._Files, "add", later)
+    bucket = Bucket(str(tmp_path / "there"), is_new=True)
+    push_run(bucket, record.path)
+    monkeypatch.undo()
+    assert seen
+    found = read_manifest(bucket, "run", "piano/1")
+    assert found is not None
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    back = open_run("piano/1", tmp_path / "back")
+    assert back.metrics(["loss"])["step"] == list(range(7))
+    assert (found[0].document["step"], back.step, back.document["status"]) == (6, 6, "running")
+    append_event(back.path, "note", text="a copy can be written on")
+    push_run(bucket, back.path)
+
+
 def test_a_checkpoint_that_goes_while_we_look_is_left_out_or_whole(place: str, tmp_path: Path) -> None:
     """Rotation takes a save away after it was chosen, and another while it is sent."""
     import shutil
@@ -314,6 +384,34 @@ def test_a_name_that_is_not_utf8_is_one_sentence(tmp_path: Path) -> None:
     with open(os.fsencode(run.path) + b"/samples/\xff.mid", "wb"):
         pass
     with pytest.raises(RunError, match="not UTF-8"), of_run(run):
+        pass
+
+
+def test_only_files_are_sent(tmp_path: Path) -> None:
+    run, bucket = finished(tmp_path / "runs"), Bucket(str(tmp_path / "there"), is_new=True)
+    with of_run(run) as snapshot:
+        expected = {entry.path for entry in snapshot.entries}
+    os.mkfifo(run.path / "pipe")
+    (run.path / "nowhere").symlink_to("absent")
+    (run.path / "around").symlink_to("around")
+    (run.path / "samples/up").symlink_to("..")
+    pushing = threading.Thread(target=push_run, args=(bucket, run.path), daemon=True)
+    pushing.start()
+    pushing.join(60)
+    assert not pushing.is_alive(), "somebody waits for the other end of the pipe"
+    found = read_manifest(bucket, "run", "piano/1")
+    assert found is not None
+    assert {entry.path for entry in found[0].entries} == expected
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished(tmp_path / "runs")
+
+    def refuse(file: Path, num_bytes: int) -> str:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(snapshots, "_hash", refuse)
+    with pytest.raises(RunError, match=r"piano/1 cannot be sent: .*permission denied"), of_run(run):
         pass
 
 

@@ -166,6 +166,20 @@ def test_a_wrong_place_is_told_before_a_run_begins(tmp_path: Path, s3: str) -> N
             require(url)
 
 
+def test_another_run_of_this_name_there_is_told_at_the_start(place: str, tmp_path: Path) -> None:
+    first, sender = following(tmp_path / "theirs", place)
+    sender.ask()
+    assert sender.problem is None
+    first.finish("finished")
+    sender.close(60)
+    record, uploader = following(tmp_path / "runs", place)
+    uploader.ask()
+    assert "is another run" in uploader.words()
+    record.finish("finished")
+    uploader.close(60)
+    assert "is another run" in uploader.words()
+
+
 def test_a_process_ends_well_while_a_server_stands_still(between: Proxy, s3: str, tmp_path: Path) -> None:
     """Threads that wait for an answer must neither hold the process back nor spoil its exit code."""
     may_go = threading.Event()

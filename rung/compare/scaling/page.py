@@ -147,7 +147,7 @@ def _by_seed(study: Study, series: Sequence[Series], drawings: dict[str, str]) -
         head = [short(study), *(f"seed {seed}" for seed in one.seeds), "mean", "sd over seeds"]
         yield Table(head, rows, numeric=range(len(head)))
     if has_se:
-        yield Paragraph(["± is the standard error over what the rows of the eval set were cut from (documents, pieces), within one run."])
+        yield Paragraph(["± is the standard error of the eval set, over documents or pieces, within one run."])
     if study.is_numeric and len({member.x for member in study.members}) > 1:
         yield _drawn(drawings, "response", _response(study, series))
 
