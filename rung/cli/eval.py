@@ -55,6 +55,8 @@ def command(
     subject, setup = _subject(run, words, at, weights, runs_root, out)
     model = setup.state.model if weights is None else setup.recipe.foreign(weights).to(setup.world.device)
     chosen = setup.evaluator.streams if split is None else setup.recipe.held_out(split)
+    if words:
+        subject.check_rows(split or "validation", chosen)
     found = Examined.of(setup, model, chosen, subject, split or "validation")
     write_examined(found)
     print_examined(found, as_json)

@@ -55,6 +55,17 @@ class Subject:
             return str(self.step)
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.weights.removeprefix("folder ")).strip(".-") or "folder"
 
+    def check_rows(self, split: str, streams: Mapping[str, Stream]) -> None:
+        """Refuses to put figures of other rows in place of what is kept: a report would take them for the run's own."""
+        file = self.out / f"{split}-{self.label}.json"
+        try:
+            sets = json.loads(file.read_bytes())["sets"]
+            kept = {name: values.get("fingerprint") for name, values in sets.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+        if kept != {name: stream.fingerprint for name, stream in streams.items()}:
+            raise UserError(f"{file} is of other rows than these keys give; keep these too with --out FOLDER")
+
 
 @dataclass(frozen=True)
 class Examined:
@@ -150,10 +161,11 @@ def _print_set(name: str, values: Mapping[str, Any], baselines: Mapping[str, flo
         click.echo(f"  loss of the n-th prediction of a row: {told}")
     if control := values.get("control"):
         labels, shuffled = control["labels"], control["shuffled"]
-        if labels["spread"] is not None and shuffled["spread"] is not None:
+        if control["deals"]:
             click.echo(
-                f"  groups lie {labels['spread']:.4f} nats apart (largest {labels['largest_z']:.1f} s.e.); "
-                f"with labels at random {shuffled['spread']:.4f} (largest {shuffled['largest_z']:.1f} s.e.)"
+                f"  groups lie {labels['spread']:.4f} nats apart (largest {labels['largest_z']:.1f} s.e.); with labels "
+                f"at random {shuffled['spread']:.4f} ({shuffled['largest_z']:.1f}), and as clearly as this in "
+                f"{control['as_far']} of {control['deals']} deals"
             )
     for what, value in baselines.items():
         click.echo(f"  {what} {value:.4f} (a baseline of this set)")

@@ -4,8 +4,8 @@ Losses are the terms of the one loss, in the precision of training, summed in fl
 ratio of sums over clusters, the documents that rows were cut from: targets of one row and rows of one document are not
 independent, so that all of them together count as one draw.
 
-The one surprising thing is the control: the same losses with the labels of the clusters dealt out at random. What is
-left of the spread between groups is what chance alone makes.
+The one surprising thing is the control: the same losses with the labels of the clusters dealt out at random, many
+times. What is left of the spread between groups is what chance alone makes.
 """
 
 from __future__ import annotations
@@ -96,43 +96,40 @@ class Tally:
         table = np.array(self._clusters)
         sums, groups = table[:, [0, 1, 3]], table[:, 2].astype(int)
         result = _of_clusters(sums)
-        result["positions"] = _curve(self._moments.sum(0), len(sums))
+        result["positions"] = _curve(self._moments.sum(0))
         if not names:
             return result
         result["groups"] = {
-            name: {**_of_clusters(sums[groups == i]), "positions": _curve(self._moments[i], int((groups == i).sum()))}
+            name: {**_of_clusters(sums[groups == i]), "positions": _curve(self._moments[i])}
             for i, name in enumerate(names)
         }
         result["mean_of_groups"] = _mean_of([one for one in result["groups"].values() if one["loss"] is not None])
-        dealt = groups[np.random.default_rng(key_of("control", len(groups))).permutation(len(groups))]
-        result["control"] = {
-            "labels": _spread(sums, groups, len(names)),
-            "shuffled": _spread(sums, dealt, len(names)),
-        }
+        result["control"] = _control(moments_of(sums[:, 0], sums[:, 1]), groups, len(names))
         return result
 
 
-NUM_MOMENTS = 5
+NUM_MOMENTS = 6
+NUM_DEALS = 99  # of labels at random: the smallest share of chance that they can tell is 1 in 100
 
 
 def moments_of(losses: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """What a ratio of sums and its error need, to be added up over clusters, on a new last axis."""
-    return np.stack([losses, weights, losses**2, losses * weights, weights**2], axis=-1)
+    return np.stack([losses, weights, losses**2, losses * weights, weights**2, weights > 0], axis=-1)
 
 
-def ratio(moments: np.ndarray, num_clusters: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means and their standard errors; NaN where nothing was counted, or where there is only one cluster."""
-    loss, weight, squared, crossed, weight_squared = np.moveaxis(moments, -1, 0)
+def ratio(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and their standard errors; NaN where nothing was counted, an error also where only one cluster has any."""
+    loss, weight, squared, crossed, weight_squared, num_clusters = np.moveaxis(moments, -1, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = loss / weight
         residuals = np.maximum(squared - 2 * mean * crossed + mean**2 * weight_squared, 0.0)
-        scale = np.float64(num_clusters) / (num_clusters - 1) if num_clusters > 1 else np.float64("nan")
+        scale = np.where(num_clusters > 1, num_clusters / (num_clusters - 1), np.nan)
         return mean, np.sqrt(residuals * scale) / weight
 
 
 def _of_clusters(sums: np.ndarray) -> dict[str, Any]:
     """Figures of clusters with a sum, a count and a number of rows each."""
-    mean, error = ratio(moments_of(sums[:, 0], sums[:, 1]).sum(0), len(sums))
+    mean, error = ratio(moments_of(sums[:, 0], sums[:, 1]).sum(0))
     return {
         "loss": _plain(mean),
         "se": _plain(error),
@@ -143,8 +140,8 @@ def _of_clusters(sums: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _curve(moments: np.ndarray, num_clusters: int) -> dict[str, list[Any]]:
-    mean, error = ratio(moments, num_clusters)
+def _curve(moments: np.ndarray) -> dict[str, list[Any]]:
+    mean, error = ratio(moments)
     return {
         "loss": [_plain(value) for value in mean],
         "se": [_plain(value) for value in error],
@@ -162,21 +159,34 @@ def _mean_of(groups: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _spread(sums: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[str, Any]:
+def _control(moments: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[str, Any]:
+    """How far groups lie apart, and how far with labels at random: the median of many deals, since one may be odd."""
+    moments, groups = moments[groups >= 0], groups[groups >= 0]
+    seen = _spread(moments, groups, num_groups)
+    numbers = np.random.default_rng(key_of("control", len(groups)))
+    dealt = [_spread(moments, numbers.permutation(groups), num_groups) for _ in range(NUM_DEALS)]
+    known = [one for one in dealt if one["chi2"] is not None]
+    if seen["chi2"] is None or not known:
+        return {"labels": seen, "shuffled": dealt[0], "deals": 0, "as_far": None}
+    middle = {name: float(np.median([one[name] for one in known])) for name in ("spread", "largest_z", "chi2")}
+    as_far = sum(one["chi2"] >= seen["chi2"] for one in known)
+    return {"labels": seen, "shuffled": {**middle, "df": seen["df"]}, "deals": len(known), "as_far": as_far}
+
+
+def _spread(moments: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[str, Any]:
     """How far groups lie apart, in nats and in standard errors; chi2 is about df where labels mean nothing."""
-    found = [_of_clusters(sums[groups == i]) for i in range(num_groups)]
-    known = [one for one in found if one["loss"] is not None and one["se"]]
-    if len(known) < 2:
-        return {"spread": None, "largest_z": None, "chi2": None, "df": max(0, len(known) - 1)}
-    weights = [one["se"] ** -2 for one in known]
-    middle = sum(one["loss"] * weight for one, weight in zip(known, weights, strict=True)) / sum(weights)
-    z = [(one["loss"] - middle) / one["se"] for one in known]
-    losses = [one["loss"] for one in known]
+    by_group = np.stack([np.bincount(groups, column, num_groups) for column in moments.T], axis=-1)
+    mean, error = ratio(by_group)
+    is_known = np.isfinite(mean) & (error > 0)
+    mean, error = mean[is_known], error[is_known]
+    if len(mean) < 2:
+        return {"spread": None, "largest_z": None, "chi2": None, "df": max(0, len(mean) - 1)}
+    z = (mean - np.average(mean, weights=error**-2)) / error
     return {
-        "spread": max(losses) - min(losses),
-        "largest_z": max(map(abs, z)),
-        "chi2": sum(value**2 for value in z),
-        "df": len(known) - 1,
+        "spread": float(np.ptp(mean)),
+        "largest_z": float(np.abs(z).max()),
+        "chi2": float((z**2).sum()),
+        "df": len(z) - 1,
     }
 
 

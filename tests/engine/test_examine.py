@@ -119,8 +119,21 @@ def test_labels_that_mean_something_stand_out_and_shuffled_ones_do_not() -> None
     assert control["labels"]["chi2"] > 100
     assert control["shuffled"]["chi2"] < 12  # three groups: two degrees of freedom
     assert control["shuffled"]["spread"] < 0.1
+    assert control["as_far"] == 0
     mean = sum(seen["groups"][name]["loss"] for name in "abc") / 3
     assert seen["mean_of_groups"]["loss"] == pytest.approx(mean)
+
+
+def test_labels_that_mean_nothing_look_like_labels_at_random() -> None:
+    """However odd a single deal may be: the control is the middle of many, and about df."""
+    groups, names = np.arange(330) % 11, [f"g{n}" for n in range(11)]
+    looks = []
+    for seed in range(20):
+        losses = np.random.default_rng(seed).normal(2.0, 0.5, (330, 4))
+        looks.append(Rows(losses, np.ones_like(losses), groups.tolist(), names).figures()["control"])
+    assert all(8 < look["shuffled"]["chi2"] < 14 and look["deals"] == 99 for look in looks)
+    assert sum(look["as_far"] < 5 for look in looks) <= 4, "chance makes about one of twenty look like something"
+    assert 30 < np.mean([look["as_far"] for look in looks]) < 70
 
 
 def test_what_was_not_counted_is_none_and_not_a_number_made_up() -> None:
@@ -129,6 +142,8 @@ def test_what_was_not_counted_is_none_and_not_a_number_made_up() -> None:
     seen = Rows(losses, weights, [0, 1], ["full", "empty"]).figures()
     assert seen["groups"]["empty"]["loss"] is None
     assert seen["positions"]["loss"] == [1.5, None, None]
+    assert seen["positions"]["se"] == [None] * 3, "one row that counts has no error, however many do not"
+    assert seen["se"] is None
     assert seen["mean_of_groups"]["loss"] == 1.5
 
 

@@ -29,7 +29,7 @@ def choose(names: Sequence[str], num_components: int, seed: int) -> list[str]:
     """K of the names: sorted, shuffled by the seed, the first K, sorted."""
     if num_components > len(names):
         raise ConfigError(
-            f"dataset.num_components={num_components}, but the data has {len(names)} categories; "
+            f"dataset.num_components={num_components}, but there are {len(names)} categories to train on; "
             f"set it to {len(names)} or less, or 0 for all"
         )
     shuffled = sorted(names)

@@ -95,18 +95,29 @@ class Data:
 @dataclass
 class Dataset:
     base_dataset_name: str = key("text", "The prepared data: a name under ./data (or $RUNG_DATA), or a path.")
-    tokenizer: str = key(
-        "bpe", "Of preparation: bytes, characters, bpe (trained on the data), or a folder with a tokenizer.json."
+    # Of preparation, null where the data decides: what is set here and differs from the data is an error in a run.
+    tokenizer: str | None = key(
+        None,
+        "Of preparation: bytes, characters, bpe (trained on the data), or a folder with a tokenizer.json; null = bpe.",
     )
-    vocab_size: int = key(4096, "Of preparation: ids of a bpe that is trained on the data.", low=257)
-    max_examples_per_split: int = key(0, "Of preparation: documents of each split at most; 0 = all.", low=0)
-    min_tokens: int = key(2, "Of preparation: shorter documents are left out.", low=2)
-    strip_names: bool = key(True, "Of preparation: take the names of the categories out of the text.")
-    held_out: float = key(
-        0.05, "Of preparation: share of the data for validation, and again for test, where none is published.",
+    vocab_size: int | None = key(
+        None, "Of preparation: ids of a bpe that is trained on the data; null = 4096.", low=257
+    )
+    max_examples_per_split: int | None = key(
+        None, "Of preparation: documents of each split at most; 0 or null = all.", low=0
+    )
+    min_tokens: int | None = key(None, "Of preparation: shorter documents are left out; null = 2.", low=2)
+    strip_names: bool | None = key(
+        None, "Of preparation: take the names of arXiv's categories out of the text; null = yes."
+    )
+    held_out: float | None = key(
+        None,
+        "Of preparation: share of the data for validation, and again for test, where none is published; null = 0.05.",
         low=0.001, high=0.45,
     )  # fmt: skip
-    hub_config: str = key("no_ref", "Of preparation: which configuration of a data set of the Hugging Face hub.")
+    hub_config: str | None = key(
+        None, "Of preparation: which configuration of a data set of the Hugging Face hub; null = no_ref."
+    )
     num_components: int = key(0, "How many categories to train and evaluate on (K), chosen by seed; 0 = all.", low=0)
     components: list[str] = key([], "Which categories, by name; instead of num_components.")
     component_seed: int = key("${seed}", "Chooses the components; with one seed, fewer are among more.", low=0)

@@ -176,6 +176,7 @@ def _entries(corpus: Corpus, report: Report) -> Iterator[Entry]:
         dropped["read"] += 1
         try:
             exact = _digest(text)
+            document.category.encode()
         except UnicodeEncodeError:
             corpus.quarantined[document.source] = "holds half a character (a lone surrogate), which UTF-8 cannot write"
             continue

@@ -42,12 +42,13 @@ class NextToken:
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
         losses, weights = next_token_losses(self.model, batch, self.vocab_size)
+        whole = Loss(losses.sum(), weights.sum())
+        if len(self.parts) == 1:
+            return whole._replace(parts={self.parts[0]: (whole.sum, whole.count)})
         rows = torch.stack([losses.sum(dim=1), weights.sum(dim=1)], dim=1)
-        return Loss(losses.sum(), weights.sum(), self._by_component(rows, batch["component"]))
+        return whole._replace(parts=self._by_component(rows, batch["component"]) if self.parts else {})
 
     def _by_component(self, rows: Tensor, component: Tensor) -> dict[str, Part]:
-        if not self.parts:
-            return {}
         nothing = torch.zeros(len(self.parts), 2, device=rows.device)
         sums = nothing.scatter_add(0, component.long()[:, None].expand(-1, 2), rows)
         return {name: (sums[number, 0], sums[number, 1]) for number, name in enumerate(self.parts)}

@@ -63,10 +63,10 @@ class Text(Recipe):
 
     def _check_settings(self, store: Store) -> None:
         """A key of preparation that is set and differs from how the data was prepared would silently do nothing."""
-        was, usual = store.info.get("settings", {}), keys.Dataset()
+        was = store.info.get("settings", {})
         for name, setting in PREPARED.items():
             asked = getattr(self.cfg.dataset, name)
-            if setting in was and asked not in (getattr(usual, name), was[setting]):
+            if setting in was and asked not in (None, was[setting]):
                 raise DataError(
                     f"dataset.{name}={asked}, but {store.path} was prepared with {was[setting]}; prepare it again with "
                     "`rung data text --replace`, or leave the key out"
@@ -75,12 +75,13 @@ class Text(Recipe):
     @cached_property
     def components(self) -> list[str]:
         """The categories of this run, in order."""
-        from rung.recipes.text.components import check_names, choose
+        from rung.recipes.text.components import check_names, choose, labels_of
 
-        cfg, names = self.cfg.dataset, self.store.info["categories"]
+        cfg = self.cfg.dataset
         if cfg.components:
-            return check_names(cfg.components, names)
-        return choose(names, cfg.num_components, cfg.component_seed)
+            return check_names(cfg.components, self.store.info["categories"])
+        # A category that is only held out cannot be trained on, so that "all" does not mean it.
+        return choose(sorted(set(labels_of(self.store, "train"))), cfg.num_components, cfg.component_seed)
 
     def _pool(self, split: str) -> Pool:
         from rung.recipes.text.components import pool_of
@@ -136,7 +137,7 @@ class Text(Recipe):
 
     def inputs(self) -> Sequence[Input]:
         # With the component, which no model sees, this is all of a batch: so its order is taken away and nothing else.
-        return [Input("context", ["tokens", "component"], "permute")]
+        return [Input("context", ["tokens", "component"] if len(self.components) > 1 else ["tokens"], "permute")]
 
     def definition(self) -> Mapping[str, Any]:
         return {"loss": "cross entropy in nats", "mask": self.cfg.loss_masking, "ignored_ids": [self.vocab_size]}
@@ -194,14 +195,6 @@ class Text(Recipe):
         from rung.recipes.text.data import Settings, prepare
 
         out, dataset = place(name or cfg.dataset.base_dataset_name), cfg.dataset
-        settings = Settings(
-            tokenizer=dataset.tokenizer,
-            vocab_size=dataset.vocab_size,
-            max_examples_per_split=dataset.max_examples_per_split,
-            min_tokens=dataset.min_tokens,
-            seed=seed,
-            config=dataset.hub_config,
-            strip_names=dataset.strip_names,
-            held_out=dataset.held_out,
-        )
+        given = {setting: getattr(dataset, name) for name, setting in PREPARED.items()}
+        settings = Settings(seed=seed, **{name: value for name, value in given.items() if value is not None})
         return out, prepare(source, out, settings, name=out.name, replace=replace, report=report)

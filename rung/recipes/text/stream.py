@@ -11,6 +11,7 @@ after the last id, which no vocabulary has, so that the loss can tell it from te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,16 @@ class Unique(NamedTuple):
     seed: int = 0
 
 
-AT_ONCE = 4096  # rows that a pass over a whole set gathers together
+AT_ONCE = (
+    4096  # rows that a pass over a whole set gathers together, or that are drawn together; no result depends on it
+)
 
 
 class Rows(Stream):
-    """Rows {"tokens": (rows, L + 1) as stored, "component": (rows,)}; a row begins at a place of the pool."""
+    """Rows {"tokens": (rows, L + 1) as stored}, and the "component" of each where there is more than one.
+
+    A row begins at a place of the pool.
+    """
 
     def __init__(self, pool: Pool, context: int, is_packed: bool = False) -> None:
         self.pool, self.context, self.is_packed = pool, context, is_packed
@@ -44,6 +50,7 @@ class Rows(Stream):
             tokens = np.concatenate((tokens, np.zeros(context + 1 - len(tokens), tokens.dtype)))
         self._tokens = tokens
         self._view = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)
+        self._shift = pool.starts - pool.firsts[:-1]  # from a place in the pool to one in the store
         self._ends = pool.firsts[1:]  # of what a row that begins in a document may hold
         if is_packed:
             self._ends = pool.firsts[pool.bounds[pool.component + 1]]
@@ -55,18 +62,19 @@ class Rows(Stream):
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         places = self.begin(ids)
         document = self.pool.document_at(places)
-        start = places - self.pool.firsts[document] + self.pool.starts[document]
-        rows = self._view[np.minimum(start, len(self._view) - 1)]
+        rows = self._view[np.minimum(places + self._shift[document], len(self._view) - 1)]
         crosses = np.flatnonzero(places + self.context >= self.pool.firsts[document + 1])
         if len(crosses):
             rows = self._across(rows, crosses, places[crosses], self._ends[document[crosses]])
+        if len(self.groups) == 1:
+            return {"tokens": rows}
         return {"tokens": rows, "component": self.pool.component[document]}
 
     def _across(self, rows: np.ndarray, which: np.ndarray, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Fills rows that reach past their document: with the documents after it as far as they may, then with pad."""
         wanted = places[:, None] + np.arange(self.context + 1)
         document = self.pool.document_at(np.minimum(wanted, ends[:, None] - 1))
-        index = wanted - self.pool.firsts[document] + self.pool.starts[document]
+        index = wanted + self._shift[document]
         is_text = wanted < ends[:, None]
         found = self._tokens[np.minimum(index, len(self._tokens) - 1)]
         if is_text.all():
@@ -134,30 +142,41 @@ class RandomWindows(Rows):
         self._side_by_side = pool.firsts[pool.bounds] if is_packed else pool.firsts
         self._first_row = np.concatenate(([0], np.cumsum(-(-(np.diff(self._side_by_side) - 1) // context))))
         self.num_rows = int(self._first_row[-1])
+        self._block = lru_cache(maxsize=8)(self._draw)
         how = f"{'packed' if is_packed else 'within'}-{sampling}-{context}"
         self.fingerprint = f"{pool.store.fingerprint}/{pool.split}/{how}/{pool.digest}"
 
     def begin(self, ids: np.ndarray) -> np.ndarray:
+        if len(ids) and ids.min() >= self.num_rows:  # as all that training draws
+            return ids - self.num_rows
         part = self._first_row[:-1].searchsorted(ids, side="right") - 1
         place = self._side_by_side[part] + (ids - self._first_row[part]) * self.context
         last = self._side_by_side[part + 1] - self.context - 1  # the last row of a part ends where the part does
         return np.where(ids < self.num_rows, np.minimum(place, last), ids - self.num_rows)
 
     def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
-        chance = uniform(np.arange(position, position + num_rows), 3, key_of(seed, "windows"))
+        first, last = position // AT_ONCE, (position + max(num_rows, 1) - 1) // AT_ONCE
+        drawn = [self._block(number, seed) for number in range(first, last + 1)]
+        rows = drawn[0] if first == last else np.concatenate(drawn)
+        return rows[position - first * AT_ONCE :][:num_rows]
+
+    def _draw(self, block: int, seed: int) -> np.ndarray:
+        """The rows at AT_ONCE positions: for 32 alone it took twice as long as gathering them, mostly overhead."""
+        chance = uniform(np.arange(block * AT_ONCE, (block + 1) * AT_ONCE), 3, key_of(seed, "windows")).T
         if self.sampling == "token_uniform":
-            window = (chance[:, 0] * self._windows[-1]).astype(np.int64)
+            window = (chance[0] * self._windows[-1]).astype(np.int64)
             number = self._windows.searchsorted(window, side="right") - 1
             offset = window - self._windows[number]
         else:
+            first, stop = np.int64(0), np.int64(len(self._documents))
             if self.sampling == "component_uniform":
-                component = (chance[:, 0] * len(self.groups)).astype(np.int64)
-                first, count = self._bounds[component], np.diff(self._bounds)[component]
-            else:
-                first, count = np.zeros(num_rows, np.int64), np.full(num_rows, len(self._documents))
-            number = first + (chance[:, 1] * count).astype(np.int64)
-            offset = (chance[:, 2] * self._num_starts[number]).astype(np.int64)
-        return self.num_rows + self.pool.firsts[self._documents[number]] + offset
+                component = (chance[0] * len(self.groups)).astype(np.int64)
+                first, stop = self._bounds[component], self._bounds[component + 1]
+            number = first + (chance[1] * (stop - first)).astype(np.int64)
+            offset = (chance[2] * self._num_starts[number]).astype(np.int64)
+        rows = self.num_rows + self.pool.firsts[self._documents[number]] + offset
+        rows.flags.writeable = False
+        return rows
 
 
 class FixedWindows(Rows):
@@ -232,9 +251,11 @@ def eval_rows(pool: Pool, context: int, per_component: int) -> Rows:
     else:
         rows, left_out = Tiles(pool, context), {}
     if not rows.num_rows:
+        least = context + 1 if per_component else 2
+        lower = f"lower data.context_size={context}, set data.eval_windows=0, or " if per_component else ""
         raise DataError(
-            f"split {pool.split!r} of {pool.store.path} has no document of {context + 1} tokens or more in "
-            f"{_listed(pool.names)}; lower data.context_size={context}, or set data.eval_windows=0"
+            f"split {pool.split!r} of {pool.store.path} has no document of {least} tokens or more in "
+            f"{_listed(pool.names)}; {lower}choose other components"
         )
     without = [one_line(name) for name, count in zip(pool.names, np.diff(rows.pool.bounds)) if not count]
     rows.baselines = {"unigram": rows.unigram_nats()}

@@ -309,9 +309,10 @@ def test_what_cannot_be_read_is_named_in_the_manifest(tmp_path: Path) -> None:
 def test_half_a_character_is_quarantined(tmp_path: Path) -> None:
     rows = [{"text": words(n)} for n in range(5)]
     file = jsonl(tmp_path / "in/rows.jsonl", rows)
-    file.write_text(file.read_text() + '{"text": "lone \\ud800 surrogate"}\n')
+    bad = '{"text": "lone \\ud800 surrogate"}\n{"text": "in a label", "label": "\\ud800"}\n'
+    file.write_text(file.read_text() + bad)
     store = made(file, tmp_path / "out")
-    assert store.info["quarantined"][0]["file"] == "rows.jsonl:6"
+    assert [found["file"] for found in store.info["quarantined"]] == ["rows.jsonl:6", "rows.jsonl:7"]
 
 
 def test_nothing_but_bad_files(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ import pytest
 import torch
 
 from rung.data.store import Store
+from rung.doctor.preflight.inputs import sound_inputs
+from rung.doctor.preflight.result import Bench
 from rung.errors import ConfigError, DataError, UserError
 from rung.recipe import Draw, Recipe
 from rung.recipes import presets
+from rung.recipes.text import config as keys
 from rung.recipes.text.components import check_names, choose
 from rung.recipes.text.recipe import Text
 from tests.contract.cases import Case, text
@@ -68,7 +71,7 @@ def test_components_can_be_named(case: Case) -> None:
 def test_a_name_that_does_not_exist_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"cs\.CX, which the data has not; did you mean cs\.C"):
         check_names(["cs.CX"], ARXIV)
-    with pytest.raises(ConfigError, match=r"num_components=12, but the data has 11"):
+    with pytest.raises(ConfigError, match=r"num_components=12, but there are 11"):
         choose(ARXIV, 12, 0)
 
 
@@ -173,6 +176,17 @@ def test_parts_have_the_same_names_when_a_component_is_not_in_the_batch(case: Ca
     assert parts["component/birds"][1] == 0
 
 
+def test_a_component_alone_is_the_whole_loss_and_nothing_to_warn_of(case: Case) -> None:
+    setup = case.setup("dataset.num_components=1", *case.calm)
+    stream = setup.streams["validation"]
+    batch, draw = batch_of(stream, np.arange(stream.num_rows))
+    loss = setup.state.objectives[0].loss(batch, draw)
+    assert list(loss.parts.values()) == [(loss.sum, loss.count)]
+    assert list(loss.parts) == [f"component/{stream.groups[0]}"]
+    assert [given.tensors for given in setup.recipe.inputs()] == [list(batch)]
+    assert [result.level for result in sound_inputs(Bench(setup))] == ["pass"]
+
+
 def test_any_name_of_a_category_can_be_trained_on(case: Case, tmp_path: Path) -> None:
     names = ["sum", "count", "<b>x</b>", "a\nb", "a b", "\x1b[31mred", "né"]
     documents = [
@@ -204,12 +218,27 @@ def test_wide_vocabularies_travel_as_uint32(case: Case, tmp_path: Path) -> None:
 # Preparation and mistakes
 
 
+def test_what_is_only_held_out_is_not_chosen(case: Case, tmp_path: Path) -> None:
+    places = [("train", "a"), ("train", "b"), ("validation", "a"), ("validation", "c"), ("test", "c")]
+    out = write_store(tmp_path / "published", [Document(split, name, np.arange(90)) for split, name in places])
+    words = f"dataset.base_dataset_name={out}"
+    assert recipe_of(case, words).streams()["train"].groups == ("a", "b")
+    with pytest.raises(ConfigError, match="there are 2 categories to train on"):
+        recipe_of(case, words, "dataset.num_components=3").streams()
+    with pytest.raises(DataError, match="component 'c' has no"):
+        recipe_of(case, words, "dataset.components=[c]").streams()
+    with pytest.raises(DataError, match="no document of 2 tokens or more in b; choose other components"):
+        recipe_of(case, words, "dataset.components=[b]", "data.eval_windows=0").streams()
+
+
 def test_a_setting_of_preparation_that_would_do_nothing_is_refused(case: Case, tmp_path: Path) -> None:
     documents = [Document(split, "x", np.arange(90)) for split in ("train", "validation")]
-    out = write_store(tmp_path / "set", documents, settings={"tokenizer": "bytes", "min_tokens": 2, "config": "x"})
+    out = write_store(tmp_path / "set", documents, settings={"tokenizer": "bytes", "min_tokens": 9, "config": "x"})
     words = f"dataset.base_dataset_name={out}"
+    recipe_of(case, words).streams()
     recipe_of(case, words, "dataset.tokenizer=bytes").streams()
-    for wrong in ("dataset.tokenizer=characters", "dataset.min_tokens=9", "dataset.hub_config=y"):
+    usual = ("dataset.tokenizer=bpe", "dataset.min_tokens=2", "dataset.hub_config=no_ref")  # as good as any when set
+    for wrong in (*usual, "dataset.tokenizer=characters"):
         with pytest.raises(DataError, match=r"was prepared with .*--replace"):
             recipe_of(case, words, wrong).streams()
 
@@ -264,7 +293,7 @@ def test_a_prompt_that_cannot_be_encoded_is_found_before_training(case: Case, tm
 
 
 def test_training_and_its_mistakes_from_the_command_line(
-    text_data: Path, rung: Callable[..., subprocess.CompletedProcess[str]]
+    text_data: Path, tmp_path: Path, rung: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     words = [f"dataset.base_dataset_name={text_data}", "system.device=cpu", *SHORT, "optimizer.max_iters=6"]
     words += ["lr.warmup_iters=2", "sampling.num_tokens=10", "data.eval_windows=8"]
@@ -275,14 +304,23 @@ def test_training_and_its_mistakes_from_the_command_line(
     assert (done.returncode, "did you mean birds?" in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "text/2" not in rung("ls").stdout
+    rung("eval", "text/1", "--split", "test")
+    kept = tmp_path / "runs/text/1/evals/test-6.json"
+    first = kept.read_bytes()
+    look = ["eval", "text/1", "--split", "test", "data.eval_windows=0"]
+    assert "is of other rows than these keys give" in rung(*look, check=False).stderr
+    rung(*look, "--out", "whole")
+    assert kept.read_bytes() == first, "a report takes what is there for the run's own figures"
 
 
-@pytest.mark.parametrize("name", ["tiny", "small", "pythia-14m", "pythia-70m", "gpt2"])
-def test_presets_resolve(name: str, case: Case) -> None:
+def test_presets_resolve_and_are_in_the_readme() -> None:
     from rung.cli.resolve import resolve
 
-    assert name in presets(Text)
-    resolve("text", [f"preset={name}"])
+    readme = (Path(keys.__file__).parent / "README.md").read_text("utf-8")
+    assert len(presets(Text)) == 6
+    for name in presets(Text):
+        resolve("text", [f"preset={name}"])
+        assert f"| `{name}` |" in readme
 
 
 def test_the_store_of_the_tests_is_a_text_store(text_data: Path) -> None:

@@ -14,7 +14,16 @@ from rung.data.store import Store
 from rung.errors import DataError
 from rung.recipe import Draw
 from rung.recipes.text.components import Pool, limit, pool_of
-from rung.recipes.text.stream import FixedWindows, RandomWindows, Rows, Tiles, Unique, eval_rows, training_rows
+from rung.recipes.text.stream import (
+    AT_ONCE,
+    FixedWindows,
+    RandomWindows,
+    Rows,
+    Tiles,
+    Unique,
+    eval_rows,
+    training_rows,
+)
 from tests.recipes.text.stores import Document, write_store
 
 CONTEXT = 10
@@ -114,6 +123,16 @@ def test_the_order_is_a_function_of_seed_and_position(
     tokens = rows_of(stream, ids)["tokens"]
     assert tokens.shape == (num_rows, CONTEXT + 1)
     assert tokens.max() < store.info["vocab_size"]
+
+
+@pytest.mark.parametrize("sampling", ["component_uniform", "paper_uniform", "token_uniform"])
+def test_rows_that_are_drawn_together_are_those_drawn_alone(
+    store: Store, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = train(store, sampling).ids(0, 2 * AT_ONCE + 9, 5)
+    assert np.array_equal(train(store, sampling).ids(AT_ONCE - 3, AT_ONCE + 9, 5), together[AT_ONCE - 3 : -3])
+    monkeypatch.setattr("rung.recipes.text.stream.AT_ONCE", 1)
+    assert np.array_equal(train(store, sampling).ids(AT_ONCE - 20, 40, 5), together[AT_ONCE - 20 : AT_ONCE + 20])
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
