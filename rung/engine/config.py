@@ -157,6 +157,8 @@ class Engine:
             yield f"eval_only=true needs weights, but init_from={self.init_from}; name a run or a checkpoint"
         if self.lr.schedule == "plateau" and self.lr.decay_lr and self.eval_interval.seconds is not None:
             yield f"lr.schedule=plateau follows the evals, but eval_interval={self.eval_interval} is a time; give steps"
+        if self.eval_patience and self.eval_interval.is_never:
+            yield f"eval_patience={self.eval_patience} counts evals, but eval_interval=0 has only the last; give steps"
         horizon = self.lr.lr_decay_iters
         falls = self.lr.decay_lr and self.lr.schedule in ("cosine", "linear", "wsd")
         if falls and horizon.steps is None and horizon.targets is None and horizon.epochs is None:

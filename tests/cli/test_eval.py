@@ -83,6 +83,10 @@ def test_patience_ends_a_run_that_no_longer_improves(rung: Rung) -> None:
     assert run.checkpoints()[-1] == "00000008"
 
 
+def test_patience_without_evals_is_refused(rung: Rung) -> None:
+    assert "eval_patience=3 counts evals" in rung.train("eval_patience=3", "eval_interval=0", code=2)
+
+
 def test_show_tells_of_it_and_survives_a_damaged_file(rung: Rung) -> None:
     rung.train("optimizer.max_iters=4")
     rung("eval", "piano/1", "--split", "test")
