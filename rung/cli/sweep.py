@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rung.cli.resolve import json_option, runs_option
-from rung.errors import UserError
+from rung.errors import RunError, UserError
+from rung.text import printable, visible
 
 if TYPE_CHECKING:
     from rung.cli.sweep_table import Display
@@ -66,7 +67,7 @@ def command() -> None:
     """
 
 
-@command.command("FILE", hidden=True)
+@click.command("FILE")
 @click.option("--dry-run", is_flag=True, help="Check every point, show how it stands, and stop.")
 @click.option("--retry-failed", is_flag=True, help="Try points again that diverged or failed for good.")
 @click.option("--name", help="What to call the sweep; default: what the file says, else the file's name.")
@@ -105,13 +106,22 @@ def run(
         raise UserError(f"there is no sweep file {file}, and no verb of that name (see `rung sweep --help`)")
     if out is not None and emit is None:
         raise UserError("--out is where --emit writes; leave it out, or say --emit kubernetes")
+    if dry_run and emit is not None:
+        raise UserError("--emit writes the plan that its jobs go by, and --dry-run writes nothing; keep one")
     sweep = read_plan(file, runs_root, name)
-    refuse_another(sweep)
+    before = refuse_another(sweep)
+    if emit is not None and sweep.search is not None:
+        raise UserError("--emit is not for a search, whose points come one after the other; use --on, or give a grid")
     if retry_failed and sweep.search is not None:
         raise UserError(
             "--retry-failed is not for a search, which takes a point that failed as an answer; leave it out"
         )
     check_points(sweep)
+    if before is not None and sweep.search is None:
+        there = {one.key for one in sweep.points}
+        gone = sum(not one.get("retired") and one["key"] not in there for one in before["points"])
+        if gone:  # also where a config file was edited, or another file has the same name
+            click.echo(f"{gone} points that were planned before are left out now; their runs stay", err=True)
     if emit is not None:
         _emit(sweep, emit, out)
         return
@@ -138,20 +148,20 @@ def _follow(sweep: Sweep, found: dict[str, State], launcher: Launcher, as_json: 
 
     points = [one for one in sweep.points if found[one.key].word != "finished" and not found[one.key].is_final]
     display = Display(sweep, found, is_quiet=as_json)
-    is_interrupted, is_whole = False, True
+    farewell, is_whole = "", True
     try:
         with display:
             if sweep.search is not None:
                 is_whole = _search(sweep, launcher, display)
             elif points:
                 launcher.run(sweep, points, display.told)
-    except KeyboardInterrupt:
-        is_interrupted = True
+    except KeyboardInterrupt as interrupt:
+        farewell = str(interrupt) or "stopped; the same command goes on with what is there"
     sweep = load(sweep.folder)
     ended = state.states(sweep)
     print_end(sweep, ended, as_json)
-    if is_interrupted:
-        click.echo("stopped; the same command goes on with what is there", err=True)
+    if farewell:
+        click.echo(farewell, err=True)
         sys.exit(130)
     words = Counter(one.word for one in ended.values())
     # To a search, a point that diverged is an answer.
@@ -174,11 +184,11 @@ def _emit(sweep: Sweep, kind: str, out: Path | None) -> None:
     """Writes a file for a cluster, and the plan that its jobs go by."""
     from rung.files import write_whole
     from rung.runs.files import refused
-    from rung.sweep import emit
+    from rung.sweep import emit, state
     from rung.sweep.plan import keep
 
     text = getattr(emit, kind)(sweep, sweep.points)
-    keep(sweep)
+    state.allow_again(keep(sweep))
     if out is None:
         click.echo(text, nl=False)
         return
@@ -203,7 +213,13 @@ def ls(as_json: bool, runs_root: Path) -> None:
     from rung.cli.sweep_table import print_sweeps
     from rung.sweep.plan import load, sweeps
 
-    print_sweeps([load(folder) for folder in sweeps(runs_root)], runs_root, as_json)
+    found = []
+    for folder in sweeps(runs_root):
+        try:
+            found.append(load(folder))
+        except RunError as error:  # of one, which is no reason to hide the others
+            click.echo(visible(str(error)), err=True)
+    print_sweeps(found, runs_root, as_json)
 
 
 @command.command()
@@ -240,9 +256,8 @@ def stop(name: str, runs_root: Path) -> None:
     from rung.sweep.plan import find_sweep
 
     sweep = find_sweep(name, runs_root)
-    claims = [claim for one in sweep.points if (claim := state.last_claim(sweep, one.key)) is not None]
-    held = [claim for claim in claims if claim.is_held]
     state.ask_to_stop(sweep)
+    held = state.held_claims(sweep)
     num_here = sum(state.signal_here(claim) for claim in held)
     elsewhere = f", {len(held) - num_here} elsewhere hear of it in seconds" if len(held) > num_here else ""
     click.echo(f"{name}: {num_here} points here were told to save and stop{elsewhere}; `rung sweep FILE` goes on")
@@ -251,8 +266,9 @@ def stop(name: str, runs_root: Path) -> None:
 @command.command()
 @click.argument("name")
 @click.argument("key", metavar="POINT")
+@json_option
 @runs_option
-def log(name: str, key: str, runs_root: Path) -> None:
+def log(name: str, key: str, as_json: bool, runs_root: Path) -> None:
     """Print all that the trainings of a POINT have printed. POINT is its key, or its place in the list from 0 on.
 
     \b
@@ -260,14 +276,19 @@ def log(name: str, key: str, runs_root: Path) -> None:
       rung sweep log lr 3
       rung sweep log lr 5f0c1a
     """
-    from rung.cli.table import printable
+    from rung.runs.files import to_json
     from rung.sweep.plan import find_sweep
     from rung.sweep.point import log_of
 
     sweep = find_sweep(name, runs_root)
-    file = log_of(sweep, sweep.point(key).key)
+    of = sweep.point(key)
+    file = log_of(sweep, of.key)
     if not file.exists():
         raise UserError(f"nothing was started yet for point {key} of {name} (`rung sweep show {name}`)")
+    if as_json:
+        text = file.read_text("utf-8", errors="replace")
+        click.echo(to_json({"key": of.key, "path": str(file), "text": text}).decode())
+        return
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             click.echo(printable(line.rstrip("\n")))

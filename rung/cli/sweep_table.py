@@ -187,7 +187,7 @@ class Display:
         from rung.sweep.state import states
 
         sweep = load(self._sweep.folder)
-        found = states(sweep, sweep.experiment)
+        found = states(sweep)
         names = _varied(sweep)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ["point", *names, "state", "run", "step", "loss", "eta"]:
@@ -224,18 +224,14 @@ def progress_cells(now: State) -> list[str]:
 
 
 def examined(run: Run | None, split: str | None) -> float | None:
-    """The loss of the last examination on a split: the mean over its groups where there are some."""
-    from rung.runs.files import read_json
+    """The loss of a run on a split, as the page of the sweep has it: over its groups where there are some."""
+    from rung.compare.scaling.measured import MEAN_OF_GROUPS, examined_on, reading
 
-    files = sorted((run.path / "evals").glob(f"{split}-*.json"), key=lambda f: f.stat().st_mtime) if run else []
-    if not files or split is None:
+    figures = examined_on(run, split) if run is not None and split is not None else None
+    if run is None or figures is None:
         return None
-    try:
-        sets = read_json(files[-1])["sets"]
-        of = sets.get(split) or next(iter(sets.values()))
-        return float((of.get("mean_of_groups") or of)["loss"])
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError):
-        return None
+    found = reading(run, f"{split}/{MEAN_OF_GROUPS if figures.get(MEAN_OF_GROUPS) else 'loss'}", examined=True)
+    return found.figure.value if found is not None else None
 
 
 def _plain(sweep: Sweep, number: int, point: Point, now: State) -> dict[str, Any]:

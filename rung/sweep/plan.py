@@ -206,6 +206,8 @@ def _typed(tree: Mapping[str, Any], file: Path, wrong: list[str]) -> SweepFile:
 def _given(tree: Mapping[str, Any], name: str) -> Any:
     """What the file says; a name with nothing behind it is an empty one."""
     value = tree.get(name)
+    if name == "launch" and isinstance(value, dict):
+        return {"on" if one is True else one: of for one, of in value.items()}  # YAML reads a plain `on` as true
     return value if value is not None else [] if name == "points" else {}
 
 
@@ -217,6 +219,11 @@ def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
             return [f"{name} must hold keys and values, not {one_line(free[name])!r}"]
     if not isinstance(free["points"], list) or not all(isinstance(one, dict) and one for one in free["points"]):
         return ["points must be a list of keys and values, such as `- {lr.learning_rate: 1e-3, seed: 0}`"]
+    for place in (free["set"], free["grid"], *free["points"]):
+        names = [name for name in place if not isinstance(name, str)]  # a plain `on` or 1 is none to YAML
+        wrong += [f"{one_line(name)} is not a key; put it in quotes if it is" for name in names]
+    if wrong:
+        return wrong
     for name, values in free["grid"].items():
         if not isinstance(values, list):
             wrong.append(f"grid: {name} must be a list of values, such as [{one_line(values)}]")

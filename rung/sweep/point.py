@@ -74,7 +74,7 @@ def run_point(folder: Path, key_or_index: str) -> Ended:
         try:
             ended = _carry_out(sweep, point, wish, claim)
         except UserError as error:
-            ended = Ended(FAILED, "refused", str(error))
+            ended = Ended(FAILED, "refused", visible(str(error)))
         finally:
             run = _run_of(sweep, point)
             claim.release(ended.outcome, ended.text, run.id if run else None)
@@ -186,7 +186,12 @@ def follow(command: Sequence[str], log: Path, wish: Wish, claim: state.Claim) ->
             out.write(f"--- {utc_now()}  {shlex.join(command)}\n".encode("utf-8", "backslashreplace"))
             out.flush()
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=dies_with_parent()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                process_group=0,  # or Ctrl-C would reach it twice, once through us
+                preexec_fn=dies_with_parent(),
             )
     except OSError as error:
         raise refused(str(log), error) from error
@@ -195,7 +200,9 @@ def follow(command: Sequence[str], log: Path, wish: Wish, claim: state.Claim) ->
         if time.monotonic() >= next_beat_s:
             next_beat_s = time.monotonic() + state.BEAT_S
             if not claim.beat():
-                child.kill()
+                for pid in [child.pid, *_children(child.pid)]:  # the ranks of torchrun would outlive it
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 child.wait()
                 return LOST
         while num_told < wish.times():  # asked twice, it gets what a second Ctrl-C is: stop at once
@@ -204,6 +211,15 @@ def follow(command: Sequence[str], log: Path, wish: Wish, claim: state.Claim) ->
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_S)
     return code
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that this one has started; none where there is no /proc."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
 
 
 def dies_with_parent() -> Callable[[], None] | None:

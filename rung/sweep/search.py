@@ -162,7 +162,7 @@ def drive(search: Search, launcher: Launcher, told: Told, at_once: int = 1) -> b
 def outcome(search: Search, point: Point) -> Outcome:
     """What became of a point: the best eval of its run, by the metric of the search."""
     sweep, settings = search.sweep, search.settings
-    found = state_of(sweep, point, runs_of(sweep, sweep.experiment).get(point.key, []))
+    found = state_of(sweep, point, runs_of(sweep).get(point.key, []))
     if found.run is not None and found.run.status == "finished":
         value = best_value(found.run, settings.metric, settings.direction == "lower")
         return Outcome(value, "finished") if math.isfinite(value) else Outcome(None, "diverged")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import os
 import signal
 import uuid
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rung.errors import RunError
+from rung.errors import CheckpointError, RunError
 from rung.runs.files import read_json, refused, to_json, write_json
+from rung.runs.marks import BEST, read_mark, saved_steps
 from rung.runs.process import Liveness, liveness, this_process
 from rung.runs.query import Run, list_runs
 from rung.runs.record import utc_now
@@ -87,7 +89,15 @@ class Claim:
 
 def last_claim(sweep: Sweep, key: str) -> Claim | None:
     """The claim that counts; None where nobody ever worked on the point."""
-    return _last(sweep.folder / "claims", key)
+    folder = sweep.folder / "claims"
+    return _open(folder, key, _numbers(folder).get(key))
+
+
+def held_claims(sweep: Sweep) -> list[Claim]:
+    """The claims of all who work on the sweep now."""
+    folder = sweep.folder / "claims"
+    claims = [_open(folder, key, number) for key, number in _numbers(folder).items()]
+    return [claim for claim in claims if claim is not None and claim.is_held]
 
 
 def take(sweep: Sweep, key: str) -> Claim | None:
@@ -96,7 +106,7 @@ def take(sweep: Sweep, key: str) -> Claim | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         while True:
-            last = _last(folder, key)
+            last = _open(folder, key, _numbers(folder).get(key))
             if last is not None and last.is_held:
                 return None
             made = _make(folder, key, last)
@@ -140,22 +150,29 @@ def _key(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _last(folder: Path, key: str) -> Claim | None:
-    numbers = []
-    with contextlib.suppress(OSError):
+def _numbers(folder: Path) -> dict[str, int]:
+    """Key -> the number of its last claim."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
-            first, _, rest = name.partition(".")
+            key, _, rest = name.partition(".")
             number, _, end = rest.partition(".")
-            if first == key and number.isdecimal() and end == "json":
-                numbers.append(int(number))
-    if not numbers:
+            if key and number.isdecimal() and end == "json":
+                found[key] = max(int(number), found.get(key, 0))
+    return found
+
+
+def _open(folder: Path, key: str, number: int | None) -> Claim | None:
+    if number is None:
         return None
-    path = _path(folder, key, max(numbers))
+    path = _path(folder, key, number)
     try:
         document = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}; remove it if nothing trains this point.") from error
-    return Claim(path, max(numbers), document if isinstance(document, dict) else {})
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from error
+    except ValueError:  # what a power cut leaves: nobody knows whose it was, and it counts until it has gone silent
+        document = None
+    return Claim(path, number, document if isinstance(document, dict) else {})
 
 
 def ask_to_stop(sweep: Sweep) -> None:
@@ -224,7 +241,15 @@ def is_hopeless(run: Run, claim: Claim | None) -> bool:
 
 
 def is_evaluated(run: Run, split: str | None) -> bool:
-    return split is None or any((run.path / "evals").glob(f"{split}-*.json"))
+    """Whether the save that `rung eval` takes was evaluated, and not only an earlier one, or a model of others."""
+    if split is None:
+        return True
+    saved, best = run.path / "checkpoints", list[int]()
+    with contextlib.suppress(CheckpointError):
+        best = read_mark(saved, BEST)
+    step = next(reversed(best or saved_steps(saved)), None)
+    name = "*[0-9]" if step is None else str(step)  # without a save there is no telling which it was
+    return any((run.path / "evals").glob(f"{glob.escape(split)}-{name}.json"))
 
 
 @dataclass(frozen=True)
@@ -240,7 +265,10 @@ class State:
 
 def state_of(sweep: Sweep, point: Point, runs: Sequence[Run]) -> State:
     """How a point stands now, out of its claim and its runs."""
-    claim, run = last_claim(sweep, point.key), best_of(runs)
+    return _state(sweep, last_claim(sweep, point.key), best_of(runs))
+
+
+def _state(sweep: Sweep, claim: Claim | None, run: Run | None) -> State:
     if claim is not None and claim.is_held:
         return State("running", claim.where, claim.life().text, run)
     if run is not None and run.status == "running":
@@ -264,7 +292,9 @@ def state_of(sweep: Sweep, point: Point, runs: Sequence[Run]) -> State:
     return State("stopped", text=f"goes on with {run.id}" if saved else f"{run.id} saved nothing", run=run)
 
 
-def states(sweep: Sweep, experiment: str | None = None) -> dict[str, State]:
+def states(sweep: Sweep) -> dict[str, State]:
     """Key -> how the point stands, in the order of the plan."""
-    runs = runs_of(sweep, experiment)
-    return {point.key: state_of(sweep, point, runs.get(point.key, [])) for point in sweep.points}
+    folder = sweep.folder / "claims"
+    numbers, runs = _numbers(folder), runs_of(sweep)
+    claims = {one.key: _open(folder, one.key, numbers.get(one.key)) for one in sweep.points}
+    return {key: _state(sweep, claim, best_of(runs.get(key, []))) for key, claim in claims.items()}

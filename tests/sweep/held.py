@@ -1,11 +1,11 @@
-"""What the tests of the engines share: a recipe whose training can be held in the middle, and a sweep of it."""
+"""A recipe whose training can be held in the middle, and a sweep of it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import yaml
 from torch import nn
 
 from rung.recipe import Batch, Draw, Loss, Objective
-from rung.runs.query import Run, list_runs
 from rung.sweep.plan import keep, read_plan
 from rung.sweep.space import Sweep
 from tests.cases.tiny import Tiny
@@ -53,47 +52,9 @@ def _is_to_stop() -> bool:
     return bool(getattr(request, "number", 0))
 
 
-class Heard:
-    """What a launcher told, in order."""
-
-    def __init__(self) -> None:
-        self.news: list[tuple[str, str, str]] = []
-
-    def __call__(self, key: str, state: str, where: str) -> None:
-        self.news.append((key, state, where))
-
-    def keys(self, state: str) -> list[str]:
-        return [key for key, one, _ in self.news if one == state]
-
-    def last(self) -> dict[str, str]:
-        return {key: state for key, state, _ in self.news}
-
-
 def planned(folder: Path, num_points: int, **more: Any) -> Sweep:
     """A kept sweep of Held over seeds; `more` are further words of the sweep file."""
     file = folder / "held.yaml"
     told = {"recipe": "tests.sweep.held:Held", "set": WORDS, "grid": {"seed": list(range(num_points))}, **more}
     file.write_text(yaml.safe_dump(told))
     return keep(read_plan(file, folder / "runs"))
-
-
-def runs_of(sweep: Sweep) -> list[Run]:
-    return list_runs(sweep.runs, None, [])
-
-
-def num_segments(run: Run) -> int:
-    return len(run.document["segments"])
-
-
-def all_saved(sweep: Sweep, num: int) -> bool:
-    """Whether so many runs are held in the middle, each with a checkpoint."""
-    runs = runs_of(sweep)
-    return len(runs) == num and all(run.checkpoints() for run in runs)
-
-
-def wait_for(what: Callable[[], object], deadline_s: float = 120) -> None:
-    """Polls until `what` holds; the deadline only ends a test that hangs."""
-    end = time.monotonic() + deadline_s
-    while not what():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.05)

@@ -10,11 +10,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rung.runs.query import Run, open_run
+from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import Record
 from rung.sweep.plan import keep
 from rung.sweep.space import Point, Sweep, make_point
@@ -25,6 +26,21 @@ TINY = {
     "checkpoint.every": 5, "checkpoint.best": False, "model.width": 8, "model.layers": 1, "num_rows": 64,
     "num_eval": 16, "signals.layers_every": 0, "signals.look_every": 0, "signals.probes": False,
 }  # fmt: skip
+
+REASON = "RuntimeError: broken \x1b[31m as told"
+# A point's process that trains by stand-ins.
+POINT = """
+import sys
+from pathlib import Path
+from rung.sweep import point
+point._command = lambda sweep, step: [sys.executable, "-m", "tests.sweep.made", *step.words]
+sys.exit(point.run_point(Path(sys.argv[1]), sys.argv[2]).code)
+"""
+
+
+def command_of(sweep: Sweep, point: Point) -> list[str]:
+    """In place of what a launcher starts."""
+    return [sys.executable, "-c", POINT, str(sweep.folder), point.key]
 
 
 def made_sweep(runs: Path, seeds: Sequence[int] = (0, 1), **fields: Any) -> Sweep:
@@ -51,7 +67,7 @@ def made_run(sweep: Sweep, point: Point, status: str | None = "finished", saved:
 def save(run: Path, step: int) -> None:
     """As much of a checkpoint as a sweep looks at."""
     folder = run / "checkpoints" / f"{step:08d}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text("{}")
 
 
@@ -59,7 +75,8 @@ def stand_in(words: Sequence[str]) -> None:
     """What is run in place of `rung train`, `rung resume` and `rung eval`."""
     file = Path("ends")
     ends = file.read_text().split()
-    file.write_text(" ".join(ends[1:] or ends))
+    if len(ends) > 1:
+        file.write_text(" ".join(ends[1:]))
     options = dict(itertools.pairwise(words))
     if words[0] == "eval" and ends[0] == "finished":
         folder = Path(words[1], "evals")
@@ -84,6 +101,12 @@ def stand_in(words: Sequence[str]) -> None:
 
 def _end(record: Record, how: str) -> None:
     record.log(5, {"loss": 1.0})
+    if how == "held":  # until there is a file `go`, or somebody stops it
+        signal.signal(signal.SIGTERM, lambda *_: _stop(record))
+        save(record.path, 5 + 5 * record.segment)
+        while not Path("go").exists():
+            time.sleep(0.02)
+        how = "finished"
     if how.endswith("+save"):
         save(record.path, 5 + 5 * record.segment)
     word = how.removesuffix("+save")
@@ -94,7 +117,7 @@ def _end(record: Record, how: str) -> None:
         print("waiting", flush=True)  # noqa: T201
         while True:
             signal.pause()
-    record.finish(word, reason="as told")
+    record.finish(word, reason=REASON)
     sys.exit({"finished": 0, "crashed": 1, "diverged": 1, "stopped": 143}[word])
 
 
@@ -114,6 +137,45 @@ def sweep_file(folder: Path, text: Mapping[str, Any], name: str = "grid.yaml") -
     file = folder / name
     file.write_text(json.dumps(text))
     return file
+
+
+class Heard:
+    """What a launcher told, in order."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, str, str]] = []
+
+    def __call__(self, key: str, state: str, where: str) -> None:
+        self.news.append((key, state, where))
+
+    def keys(self, state: str) -> list[str]:
+        return [key for key, one, _ in self.news if one == state]
+
+    def last(self) -> dict[str, str]:
+        return {key: state for key, state, _ in self.news}
+
+
+def runs_of(sweep: Sweep) -> list[Run]:
+    return list_runs(sweep.runs, None, [])
+
+
+def num_segments(run: Run) -> int:
+    return len(run.document["segments"])
+
+
+def all_saved(sweep: Sweep, num: int) -> bool:
+    """Whether so many runs are held in the middle, each with a checkpoint."""
+    runs = runs_of(sweep)
+    return len(runs) == num and all(run.checkpoints() for run in runs)
+
+
+def wait_for(what: Callable[[], Any], deadline_s: float = 300.0) -> Any:
+    """Polls until `what` gives something; the deadline only ends a test that hangs."""
+    end = time.monotonic() + deadline_s
+    while not (found := what()):
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+    return found
 
 
 if __name__ == "__main__":

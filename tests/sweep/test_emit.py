@@ -99,7 +99,7 @@ def test_what_an_exit_code_means_is_said_to_kubernetes() -> None:
     assert by_code == {3: "Ignore", 1: "FailIndex"}  # stopped: again, and not counted; failed: this point alone
 
 
-@given(name=st.text(min_size=1, max_size=80), num=st.integers(1, 2000))
+@given(name=st.text(min_size=1, max_size=80), num=st.sampled_from([1, 2, 10, 11, 101]))
 def test_names_keep_the_rules_of_rfc_1123(name: str, num: int) -> None:
     points = tuple(Point(f"{i:012x}", (), {}) for i in range(num))
     sweep = dataclasses.replace(made(), name=name, points=points)
@@ -189,7 +189,7 @@ def test_points_that_are_left_out_are_not_started(fake: dict[str, str]) -> None:
     [
         ({"image": None}, "give `launch: image`"),
         ({"claim": "Not a name"}, "is no name of a PersistentVolumeClaim"),
-        ({"threads": 0}, "launch: threads='0' must be a whole number from 1 on"),
+        ({"threads": 0}, "launch: threads=0 must be a whole number from 1 to"),
         ({"mem_gb": "much"}, "must be a number above 0"),
         ({"mount": "runs"}, "must be an absolute path"),
         ({"image": "a\nb: c"}, "must be a line of text"),

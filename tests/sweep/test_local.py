@@ -19,8 +19,7 @@ from rung.sweep.launch import launcher_of, local
 from rung.sweep.launch.local import Local
 from rung.sweep.plan import load
 from rung.sweep.space import Point, Sweep
-from tests.sweep.made import made_sweep
-from tests.sweep.test_point import wait_for
+from tests.sweep.made import made_sweep, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 # In place of a point's process: notes that it is there, and ends as the file `codes` says, with the first for its seed.
@@ -173,6 +172,30 @@ def test_an_interrupt_tells_each_point_once_and_waits(folder: Path) -> None:
     assert [one["end"] for one in seen() if "end" in one] == ["told", "told"]
     assert sorted(begun()) == [0, 1]  # nothing new was started
     assert all(start_time(one["pid"]) is None for one in seen())
+
+
+class Listening:
+    """In place of a child: keeps the signals that it gets."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def test_only_a_second_ctrl_c_keeps_trainings_from_saving(tmp_path: Path) -> None:
+    """A terminal that closes says so more than once, and cannot be written to any more."""
+    sweep, child = made_sweep(tmp_path / "runs"), Listening()
+    work = local._Work(sweep, lambda *told: None, [], [])
+    work.going.append(local.Going(sweep.points[0], local.Slot("slot 0", {}), child))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.os, "write", lambda fd, data: os.close(-1))
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            work._ask(number, None)
+    assert child.signals == [signal.SIGTERM]
+    work._ask(signal.SIGINT, None)
+    assert child.signals == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_the_points_of_a_driver_that_is_killed_stop_too(folder: Path) -> None:

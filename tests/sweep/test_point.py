@@ -6,10 +6,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,16 +17,10 @@ from rung.sweep import point as point_module
 from rung.sweep import state
 from rung.sweep.point import FAILED, FINISHED, STOPPED, Ended, Step, command_of, log_of, next_step, run_point
 from rung.sweep.space import Sweep
-from tests.sweep.made import made_run, made_sweep
+from tests.sweep import made
+from tests.sweep.made import made_run, made_sweep, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-POINT = """
-import sys
-from pathlib import Path
-from rung.sweep import point
-point._command = lambda sweep, step: [sys.executable, "-m", "tests.sweep.made", *step.words]
-sys.exit(point.run_point(Path(sys.argv[1]), "0").code)
-"""
 
 
 @pytest.fixture
@@ -157,17 +149,7 @@ def test_the_words_are_what_a_person_would_type(tmp_path: Path) -> None:
 
 def start(sweep: Sweep, *ends: str) -> subprocess.Popen[bytes]:
     Path("ends").write_text(" ".join(ends))
-    return subprocess.Popen([sys.executable, "-c", POINT, str(sweep.folder)])
-
-
-def wait_for(what: Any, deadline_s: float = 300.0) -> Any:
-    """Polls until `what` gives something; the deadline only ends a test that hangs."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("waited in vain")
+    return subprocess.Popen(made.command_of(sweep, sweep.points[0]))
 
 
 def is_waiting(sweep: Sweep, times: int = 1) -> bool:
@@ -226,6 +208,27 @@ def test_one_that_lost_its_claim_lets_go(folder: Path) -> None:
     claim.path.with_name(f"{sweep.points[0].key}.2.json").write_bytes(claim.path.read_bytes())
     assert process.wait() == STOPPED
     assert runs(sweep)[0].status == "vanished"  # killed at once: what it would save is another's to write
+
+
+# As torchrun does: its rank has a session of its own, and would not end with it.
+RANKS = """
+import os, subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+open("beside", "w").write(str(rank.pid))
+os.rename("beside", "rank")
+rank.wait()
+"""
+
+
+def test_one_that_lost_its_claim_leaves_no_rank_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = made_sweep(folder / "runs")
+    claim = state.take(sweep, sweep.points[0].key)
+    assert claim is not None
+    monkeypatch.setattr(state, "BEAT_S", 0.0)
+    monkeypatch.setattr(state.Claim, "beat", lambda self: not Path("rank").exists())
+    command = [sys.executable, "-c", RANKS]
+    assert point_module.follow(command, folder / "log", point_module.Wish(sweep), claim) == point_module.LOST
+    wait_for(lambda: start_time(int(Path("rank").read_text())) is None)
 
 
 def test_a_disk_that_says_no_is_one_sentence(folder: Path) -> None:

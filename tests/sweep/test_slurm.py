@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from rung.errors import ConfigError, RunError, UserError
+from rung.errors import ConfigError, UserError
 from rung.sweep.launch.slurm import OnSlurm, _parameters
 from rung.sweep.space import Sweep
-from tests.sweep.held import GO, ROOT, Heard, all_saved, num_segments, planned, runs_of, wait_for
+from tests.sweep.held import GO, ROOT, planned
+from tests.sweep.made import Heard, all_saved, num_segments, runs_of, wait_for
 from tests.sweep.slurm.daemons import missing, running
 
 POLL_S = 0.3
@@ -108,7 +109,7 @@ def test_the_driver_may_leave_and_come_back(slurm: None, folder: Path) -> None:
             wait_for(lambda: all_saved(sweep, 2))
             raise KeyboardInterrupt
 
-    with pytest.raises(RunError, match=r"2 jobs of sweep held stay with SLURM; .* `scancel \d+` cancels them"):
+    with pytest.raises(KeyboardInterrupt, match=r"2 jobs of sweep held stay with SLURM; .* `scancel \d+` cancels them"):
         OnSlurm(POLL_S).run(sweep, sweep.points, leave_when_saved)
     before = jobs_of(sweep)
 
@@ -151,7 +152,7 @@ def test_what_the_sweep_file_asks_for_reaches_sbatch(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("launch", "said"),
     [
-        ({"time": "1 day"}, "launch: time='1 day' must be a whole number from 1 on"),
+        ({"time": "1 day"}, "launch: time='1 day' must be a whole number from 1 to"),
         ({"partition": "a\n#SBATCH --uid=0"}, "must be a line of text"),
         ({"setup": "module load cuda"}, "must be a list of lines of text"),
     ],

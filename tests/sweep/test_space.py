@@ -172,6 +172,16 @@ def test_a_mistake_in_the_file_is_one_clear_sentence(tmp_path: Path, tree: dict[
     assert not (tmp_path / "runs").exists()
 
 
+def test_words_that_yaml_takes_for_values_are_read_or_told(tmp_path: Path) -> None:
+    file = tmp_path / "plain.yaml"
+    file.write_text("recipe: piano\ngrid: {seed: [0]}\nlaunch: {on: slurm}\n")  # a plain `on` is true
+    assert read_plan(file, tmp_path / "runs").launch == {"on": "slurm"}
+    for place in ("grid: {1: [2]}", "points: [{on: 1}]", "grid: {seed: [0]}\nset: {1.5: 1}"):
+        file.write_text(f"recipe: piano\n{place}\n")
+        with pytest.raises(UserError, match=r"(1|True|1\.5) is not a key; put it in quotes"):
+            read_plan(file, tmp_path / "runs")
+
+
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     tree = {"recipee": "piano", "grid": {"seed": [], "a": 1}, "launch": {"slot": 1}}
     with pytest.raises(UserError) as told:

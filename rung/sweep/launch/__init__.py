@@ -21,7 +21,8 @@ NAMES = ("local", "ray", "slurm")
 class Launcher(Protocol):
     def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
         """Starts each point's command, as many at a time as there are places; starts one again that ended with 3 or was
-        lost; returns when none is going on or waiting."""
+        lost; returns when none is going on or waiting. Ctrl-C ends it by KeyboardInterrupt, whose text, if it has one,
+        says what becomes of the points."""
 
 
 def launcher_of(sweep: Sweep, on: str | None) -> Launcher:

@@ -10,13 +10,13 @@ tells each point once; a training that heard of it twice would not save.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from rung.errors import ConfigError
 from rung.runs.files import refused
 from rung.sweep import state
 from rung.sweep.launch import Told
+from rung.sweep.launch.needs import whole
 from rung.sweep.point import FINISHED, INTERRUPTED, STOPPED, command_of, dies_with_parent
 from rung.sweep.space import Point, Sweep
 from rung.text import one_line
@@ -58,14 +59,14 @@ class Local:
     @classmethod
     def of(cls, sweep: Sweep) -> Local:
         """As many slots as the sweep file asks for, or as the machine has room for."""
-        threads = _whole(sweep, "threads", 1)
+        threads = whole(sweep, "threads", 1)
         env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         gpus = sweep.launch.get("gpus")
         if gpus:
             return cls(_gpu_slots(sweep, gpus, env))
         wanted = sweep.launch.get("slots")
         room = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num = max(1, room // (threads * sweep.ranks)) if wanted in (None, "auto") else _whole(sweep, "slots", 1)
+        num = max(1, room // (threads * sweep.ranks)) if wanted in (None, "auto") else whole(sweep, "slots", 1)
         return cls([Slot(f"slot {i}", env) for i in range(num)])
 
     def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
@@ -96,7 +97,7 @@ class _Work:
     held: dict[str, float] = field(default_factory=dict)  # key -> when to look again at what another process holds
     num_asked: int = 0
 
-    @contextmanager
+    @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Turns the signals that stop us into a wish that the points are told of."""
         before: dict[int, Any] = {}
@@ -109,9 +110,12 @@ class _Work:
                 signal.signal(stopped_by, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.num_asked and number != signal.SIGINT:
+            return  # a terminal that closes says so twice; only Ctrl-C comes from somebody in a hurry
         self.num_asked += 1
         if self.num_asked == 1:  # straight to the descriptor: a display must not be entered from a signal
-            os.write(2, b"\nstopping: the trainings save first; Ctrl-C again does not let them\n")
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                os.write(2, b"\nstopping: the trainings save first; Ctrl-C again does not let them\n")
         self._signal(signal.SIGTERM if self.num_asked == 1 else signal.SIGINT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -217,10 +221,3 @@ def _gpu_slots(sweep: Sweep, gpus: Any, env: dict[str, str]) -> list[Slot]:
     groups = [gpus[i : i + sweep.ranks] for i in range(0, len(gpus) - sweep.ranks + 1, sweep.ranks)]
     named = [",".join(map(str, group)) for group in groups]
     return [Slot(f"gpu {name}", {**env, "CUDA_VISIBLE_DEVICES": name}) for name in named]
-
-
-def _whole(sweep: Sweep, name: str, default: int) -> int:
-    value = sweep.launch.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 4096:
-        raise ConfigError(f"launch: {name}={one_line(value)} must be a whole number from 1 to 4096.")
-    return value

@@ -13,6 +13,8 @@ from rung.errors import ConfigError
 from rung.sweep.space import Sweep
 from rung.text import one_line
 
+MOST = 1_000_000  # of anything; more is a slip of the keyboard
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -32,8 +34,8 @@ def whole(sweep: Sweep, name: str, default: int, low: int = 1) -> int:
     value = sweep.launch.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise _wrong(name, value, f"a whole number from {low} on")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MOST:
+        raise _wrong(name, value, f"a whole number from {low} to {MOST}")
     return value
 
 
@@ -67,4 +69,5 @@ def table(sweep: Sweep, name: str) -> dict[str, Any]:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"launch: {name}={one_line(value)!r} must be {wanted}; change it in the sweep file.")
+    shown = repr(one_line(value)) if isinstance(value, str) else one_line(value)
+    return ConfigError(f"launch: {name}={shown} must be {wanted}; change it in the sweep file.")

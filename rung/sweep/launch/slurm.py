@@ -95,12 +95,12 @@ class OnSlurm:
     def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
         executor = _executor(sweep)
         following = _Following(sweep, executor, told, points)
-        following.begin()
         try:
+            following.begin()
             while following.look():
                 time.sleep(self._poll_s)
         except KeyboardInterrupt:
-            raise RunError(following.farewell()) from None
+            raise KeyboardInterrupt(following.farewell()) from None
 
 
 class _Following:
@@ -117,7 +117,7 @@ class _Following:
 
     def begin(self) -> None:
         queue = _queue()
-        there = [key for key in self._points if queue.get(self._jobs.get(key, ""), _GONE).state in (*_WAITS, *_RUNS)]
+        there = {key for key in self._points if queue.get(self._jobs.get(key, ""), _GONE).state in (*_WAITS, *_RUNS)}
         self._submit([key for key in self._points if key not in there])
 
     def look(self) -> bool:

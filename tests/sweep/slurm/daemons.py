@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rung.sweep.point import dies_with_parent
-from tests.sweep.held import wait_for
+from tests.sweep.made import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "srun", "scancel")
 NUM_CPUS = 3
