@@ -14,7 +14,7 @@ import click
 
 from rung.cli.resolve import json_option, runs_option
 from rung.errors import RunError, UserError
-from rung.text import printable, visible
+from rung.text import one_line, printable, visible
 
 if TYPE_CHECKING:
     from rung.cli.sweep_table import Display
@@ -176,8 +176,11 @@ def _search(sweep: Sweep, launcher: Launcher, display: Display) -> bool:
     from rung.sweep.launch.local import Local
     from rung.sweep.search import Search, drive
 
-    at_once = len(launcher.slots) if isinstance(launcher, Local) else 1
-    return drive(Search(sweep), launcher, display.told, at_once)
+    search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, Local) else 1
+    is_whole = drive(search, launcher, display.told, at_once)
+    if (best := search.best()) is not None:
+        click.echo(f"best: {one_line(best[0].told)}  {best[1]:.4f}", err=True)
+    return is_whole
 
 
 def _emit(sweep: Sweep, kind: str, out: Path | None) -> None:

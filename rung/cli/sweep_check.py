@@ -67,7 +67,7 @@ def _check(sweep: Sweep, point: Point, base_of: Callable[[str | None, tuple[str,
 
 def _samples(sweep: Sweep) -> list[Point]:
     """Points at the ends of what a search may choose from."""
-    from rung.sweep.search import read_settings
+    from rung.sweep.ranges import read_settings
     from rung.sweep.space import point_of
 
     space = read_settings(sweep.search or {}).space

@@ -20,6 +20,7 @@ from rung.sweep.launch import ray as on_ray
 from rung.sweep.launch.ray import OnRay
 from rung.sweep.state import ask_to_stop
 from tests.sweep import made
+from tests.sweep.held import GO, STEPS, planned
 from tests.sweep.made import Heard, all_saved, made_sweep, num_segments, runs_of, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,14 +28,22 @@ STORE = 80 * 2**20
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose trainings are real and wait in the middle for a file `go`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(child, "command_of", made.command_of)  # trains by stand-ins; all else is real
-    (tmp_path / "ends").write_text("held")
+    monkeypatch.setenv(GO, str(tmp_path / "go"))
     for name in ("RUNG_RUNS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def folder(real: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same with stand-ins for trainings, which take no time; all else is real."""
+    monkeypatch.setattr(child, "command_of", made.command_of)
+    (real / "ends").write_text("held")
+    return real
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +109,8 @@ def test_a_node_that_does_not_see_the_sweep_says_so(folder: Path, cluster: Any) 
         OnRay(cluster.address).run(sweep, sweep.points, heard)
 
 
-def test_points_of_a_lost_node_go_on_elsewhere(folder: Path, cluster: Any) -> None:
-    sweep, heard, faults = made_sweep(folder / "runs", range(3)), Heard(), []
+def test_points_of_a_lost_node_go_on_elsewhere(real: Path, cluster: Any) -> None:
+    sweep, heard, faults = planned(real, 3), Heard(), []
 
     def lose_a_node() -> None:
         try:
@@ -111,7 +120,7 @@ def test_points_of_a_lost_node_go_on_elsewhere(folder: Path, cluster: Any) -> No
         except BaseException as fault:
             faults.append(fault)
         finally:
-            (folder / "go").touch()
+            (real / "go").touch()
 
     other = threading.Thread(target=lose_a_node, daemon=True)
     other.start()
@@ -126,6 +135,8 @@ def test_points_of_a_lost_node_go_on_elsewhere(folder: Path, cluster: Any) -> No
     assert len(runs) == len(runs_of(sweep)) == 3  # one run each, whatever happened
     assert {run.status for run in runs.values()} == {"finished"}
     assert [key for key, run in runs.items() if num_segments(run) == 2] == lost
+    for run in runs.values():  # each step once: what was resumed went on from its save
+        assert [step for step in run.metrics(["loss"])["step"] if step < STEPS] == list(range(STEPS))
     assert not list((sweep.folder / "ray").iterdir())  # no signs are left behind
 
 
