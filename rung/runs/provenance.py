@@ -136,8 +136,12 @@ class WorkingTree:
         with contextlib.suppress(FileNotFoundError):
             shutil.copy2(users, index)
         flagged = [line[2:] for line in self.git("ls-files", "-v", "-z").stdout.split(b"\0") if line[:1].islower()]
-        if flagged:  # "assume unchanged" hides edits, and hidden edits are the ones we are here for
-            self.git("update-index", "--no-assume-unchanged", "-z", "--stdin", stdin=b"\0".join(flagged))
+        if flagged:
+            # "Assume unchanged" hides edits, and hidden edits are the ones we are here for. Taken out and put in again,
+            # so that they are read: git has not looked at their times since they were hidden.
+            listed = b"\0".join(flagged) + b"\0"
+            self.git("update-index", "--force-remove", "-z", "--stdin", stdin=listed)
+            self.git("update-index", "--add", "--remove", "-z", "--stdin", stdin=listed)
         self.git("add", "-u", ".")
         if inside:
             self.git("rm", "-r", "-q", "--cached", "--ignore-unmatch", "--", *(f":(literal){name}" for name in inside))

@@ -125,6 +125,17 @@ def test_edits_hidden_from_git_are_kept(repo: Path) -> None:
     assert state(repo) == before
 
 
+def test_a_hidden_edit_that_git_cannot_tell_by_its_time_is_kept(repo: Path) -> None:
+    """As when the index is written again in a later second than the edit: git trusts the times it has noted."""
+    git(repo, "config", "core.trustctime", "false")
+    os.utime(repo / "sub/c.py", (10**9, 10**9))
+    git(repo, "add", "-A")
+    git(repo, "update-index", "--assume-unchanged", "sub/c.py")
+    (repo / "sub/c.py").write_text("c = 2\n")
+    os.utime(repo / "sub/c.py", (10**9, 10**9))
+    assert files(repo, keep(repo)["ref"])["sub/c.py"] == "c = 2\n"
+
+
 def test_an_edit_in_the_same_second_and_of_the_same_size_is_kept(repo: Path) -> None:
     """Git tells such an edit by the age of the index, so the copy of the index must be as old as the index."""
     git(repo, "config", "core.trustctime", "false")

@@ -85,7 +85,8 @@ def measure(setup: Setup, recipe: Recipe | None = None) -> Measured:
         )
     assert weights.min() == weights.max() == 1
     documents = np.array([place["document"] for place in stream.places(rows)])
-    return Measured(losses.double().numpy(), arrays["tokens"].astype(np.int64), arrays["component"], documents)
+    components = stream.group_of(rows)
+    return Measured(losses.double().numpy(), arrays["tokens"].astype(np.int64), components, documents)
 
 
 @pytest.fixture(scope="module")
