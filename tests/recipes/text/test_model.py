@@ -197,4 +197,5 @@ def test_a_tokenizer_that_was_only_saved_otherwise_is_the_same(case: Case, tmp_p
     tree = json.loads(Store.open(recipe.store.path).path.joinpath("tokenizer.json").read_text())
     tree["truncation"] = {"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree, indent=2))
-    recipe.foreign(tmp_path)
+    theirs = recipe.foreign(tmp_path)  # not refused, and it is their model
+    assert theirs(torch.zeros((1, 3), dtype=torch.long)).shape == (1, 3, recipe.vocab_size)
