@@ -1,7 +1,8 @@
 """Notes as a sequence of events, and back.
 
 Ids: <PAD>, <CLS>, NOTE_ON and NOTE_OFF for the 88 keys, 32 velocity bins, time steps of 1, 2, 4 .. 64 units, and 1024
-places for special tokens. Specials take such places in the order given, so the vocabulary has 1241 ids in every stage.
+places for special tokens. SPECIALS take such places in their order, in every stage, so the vocabulary has 1241 ids and
+an id means the same wherever a checkpoint goes. New ones are added at the end.
 
 `encode` puts events in order of time, NOTE_OFF before NOTE_ON, pitch ascending; a velocity precedes each NOTE_ON; a
 time difference is written largest step first. `decode` undoes it exactly on quantised notes whose velocities are bin
@@ -43,6 +44,26 @@ CLASS_OF_ID[VELOCITY:TIME] = LOUD
 CLASS_OF_ID[TIME:PLACE] = WAIT
 CLASS_OF_ID.flags.writeable = False
 
+MOST_PARAMETER = 127
+DATASETS = ("maestro", "asap", "pop909", "giantmidi", "atepp", "pijama", "vgmidi", "lakh", "bach", "other")
+COMPOSERS = (
+    "Bach", "Beethoven", "Brahms", "Chopin", "Debussy", "Handel", "Haydn", "Liszt", "Mendelssohn", "Mozart",
+    "Rachmaninoff", "Scarlatti", "Schubert", "Schumann", "Scriabin", "other",
+)  # fmt: skip
+TASK_NAMES = (
+    "continuation", "top_line", "bottom_line", "high_notes", "low_notes", "short_notes", "long_notes", "infill",
+    "velocity_denoising", "timing_denoising", "harmonise",
+)  # fmt: skip
+SPECIALS = (
+    "<GENAI>",
+    "<EOGENAI>",
+    *(f"<DATASET_{name.upper()}>" for name in DATASETS),
+    *(f"<COMPOSER_{name.upper()}>" for name in COMPOSERS),
+    *(f"<TASK_{name.upper()}>" for name in TASK_NAMES),
+    *(f"<PARAMETER_{value}>" for value in range(MOST_PARAMETER + 1)),
+)
+GENAI, EOGENAI = PLACE, PLACE + 1
+
 DEFAULT_BIN = NUM_VELOCITIES // 2  # of a note that a model starts before any velocity
 
 
@@ -50,7 +71,7 @@ DEFAULT_BIN = NUM_VELOCITIES // 2  # of a note that a model starts before any ve
 class Tokenizer:
     """Immutable: another list of specials is another tokenizer, with another hash."""
 
-    specials: tuple[str, ...] = ()
+    specials: tuple[str, ...] = SPECIALS
     unit_s: float = UNIT_S
 
     def __post_init__(self) -> None:
