@@ -33,7 +33,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput overhead loader world_loader play logging own_loop reading verdicts shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput overhead loader world_loader tokenising play logging own_loop reading verdicts shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
 
 page: $(PAGE)
 

@@ -241,6 +241,17 @@ class Recipe:
         self.cfg = cfg
         self.seed = seed
 
+    def check_start(self, init_from: str) -> None:
+        """Refuses, with a ConfigError, to begin with these weights where that contradicts what is to be learned."""
+
+    def remarks(self) -> Sequence[str]:
+        """What was decided for the user or is worth knowing before step 0, a line each; asked after `streams`."""
+        return ()
+
+    def unused(self) -> Mapping[str, str]:
+        """Keys that mean nothing in this run, with the reason: told where somebody has set one."""
+        return {}
+
     def streams(self) -> Mapping[str, Stream]:
         """`train`, and any number of eval sets in the order in which they matter; the first one chooses the best."""
         raise NotImplementedError
@@ -269,6 +280,21 @@ class Recipe:
         """A model that others have trained, from a Hugging Face folder, as `target_losses` and the loss take it."""
         raise UserError(f"{type(self).__name__} cannot use the model in {folder}")
 
+    @classmethod
+    def keys_of(cls, source: Path) -> Mapping[str, Any]:
+        """The keys that a model must have to take the weights of others, as a tree: {"model": {"n_layer": 12}}.
+
+        `source` is a Hugging Face folder or a file, as init_from names it. Keys that the user sets win.
+        """
+        return {}
+
+    def adopt(self, model: nn.Module, source: Path) -> str:
+        """Fills the model with weights that others have trained, and returns what a person should know of it."""
+        raise UserError(
+            f"{type(self).__name__} cannot begin with the weights in {source}; set init_from to a run, a checkpoint or "
+            "scratch"
+        )
+
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
         """Artifacts a person wants to see or hear. Must change nothing; the model is in eval mode, no gradients."""
         return ()
@@ -280,6 +306,10 @@ class Recipe:
     def export(self, model: nn.Module) -> Exported:
         """What `rung export --onnx` writes."""
         raise UserError(f"{type(self).__name__} does not say how to export its model")
+
+    def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
+        """Writes what `rung export --hf` is to write into an empty folder; returns the names of the files."""
+        raise UserError(f"{type(self).__name__} does not say how its model is a Hugging Face folder")
 
     def inputs(self) -> Sequence[Input]:
         """What can be taken away from the model, to see whether it was used."""

@@ -24,8 +24,12 @@ def run(name: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "own_loop"]
-)
+    "name",
+    [
+        "throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "own_loop",
+        "tokenising",
+    ],
+)  # fmt: skip
 def test_a_benchmark_ends_with_its_ratio(name: str) -> None:
     assert LINE.fullmatch(run(name))
 

@@ -30,35 +30,51 @@ OPSET = 20  # of ONNX: the first with a grid_sample that every runtime of the la
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--onnx", "is_onnx", is_flag=True, help="As ONNX, for onnxruntime, browsers and phones.")
+@click.option("--hf", "is_hf", is_flag=True, help="As a Hugging Face folder, which transformers opens.")
 @click.option("--at", type=int, help="The save to export; default: the best one, else the last.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file; default: ./exports/RUN-STEP.onnx."
-)
+@click.option("--out", type=click.Path(path_type=Path),
+              help="The file or folder; default: ./exports/RUN-STEP.onnx, or ./exports/RUN-STEP.")  # fmt: skip
+@click.option("--replace", is_flag=True, help="Write a folder anew that an earlier export left there.")
 @json_option
 @runs_option
 def command(
-    run: str, words: tuple[str, ...], is_onnx: bool, at: int | None, out: Path | None, as_json: bool, runs_root: Path
-) -> None:
-    """Write the weights of RUN as one file that runs without rung and without torch, and check that it does.
+    run: str, words: tuple[str, ...], is_onnx: bool, is_hf: bool, at: int | None, out: Path | None, replace: bool,
+    as_json: bool, runs_root: Path,
+) -> None:  # fmt: skip
+    """Write the weights of RUN in a form that runs without rung, and check that it computes the same.
 
     \b
     Examples:
       rung export world/3 --onnx
       rung export world/3 --onnx --at 2000 --out walk.onnx
+      rung export piano/7 --hf
+      rung export text/3 --hf --out my-gpt --replace
     """
-    if not is_onnx:
-        raise UserError("say which form to export: --onnx is the one there is")
-    from rung.cli.eval import open_weights
-    from rung.runs.query import open_run
-
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if is_onnx == is_hf:
+        raise UserError("say which form to export, and only one: --onnx (one file) or --hf (a Hugging Face folder)")
+    missing = [name for name in ("onnx", "onnxscript") if is_onnx and importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"rung export --onnx needs {missing[0]}, which is not installed: pip install 'rung[onnx]'")
-    setup, step = open_weights(run, ("system.device=cpu", *words), at, runs_root)
+    from rung.cli.eval import open_weights
+    from rung.cli.export_hf import check_place, write_folder
+    from rung.runs.query import open_run
+
     name = open_run(run, runs_root).id
+    if is_hf and out is not None:
+        check_place(out, replace)  # before weights are read, which may take minutes
+    setup, step = open_weights(run, ("system.device=cpu", *words), at, runs_root)
+    if is_hf:
+        out = out or Path("exports") / f"{name.replace('/', '-')}-{step}"
+        write_folder(setup, out, replace).tell(as_json)
+        return
     out = out or Path("exports") / f"{name.replace('/', '-')}-{step}.onnx"
-    exported = setup.recipe.export(setup.state.model)
-    data = to_onnx(exported, f"{name} at step {step}")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder, and --onnx writes one file; choose another place with --out")
+    _write_onnx(setup.recipe.export(setup.state.model), out, f"{name} at step {step}", as_json)
+
+
+def _write_onnx(exported: Exported, out: Path, description: str, as_json: bool) -> None:
+    data = to_onnx(exported, description)
     worst = check(exported, data)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rung.config import Config, Layer, Schema, load_file, parse_overrides
-from rung.engine.config import Engine
-from rung.errors import ConfigError, RunError
+from rung.engine.config import SCRATCH, Engine
+from rung.errors import ConfigError, RunError, UserError
 from rung.recipe import Recipe
 from rung.recipes import find_recipe, preset_layer
 
@@ -48,7 +48,10 @@ def resolve(
     files: Sequence[Path] = (),
     base: Sequence[Layer] | None = None,
 ) -> Resolved:
-    """Defaults, then the preset (or `base` in its place), then files, then key=value words."""
+    """Defaults, then the preset (or `base` in its place), then files, then key=value words.
+
+    Where files or words name weights to begin with, the keys these need lie over the preset and under files and words.
+    """
     recipe_class = find_recipe(recipe_name)
     chosen = [word.partition("=")[2] for word in words if word.startswith("preset=")]
     if len(chosen) > 1:
@@ -62,7 +65,33 @@ def resolve(
     overrides = parse_overrides(rest)
     if overrides:
         layers.append(Layer("command line", overrides))
-    return Resolved(recipe_class, schema_of(recipe_name, recipe_class).resolve(layers), preset)
+    schema = schema_of(recipe_name, recipe_class)
+    return Resolved(recipe_class, schema.resolve(_with_weights(layers, recipe_class, schema)), preset)
+
+
+def _with_weights(layers: list[Layer], recipe_class: type[Recipe], schema: Schema) -> list[Layer]:
+    """The layers and, where a file or a word sets init_from, one more: the keys that its weights need."""
+    own = [place for place, layer in enumerate(layers) if layer.source.startswith(("file ", "command line"))]
+    names = [layers[place].tree["init_from"] for place in own if "init_from" in layers[place].tree]
+    if not names or str(names[-1]) in SCRATCH:
+        return layers
+    from rung.engine.init_from import foreign, keys_of
+
+    name = str(names[-1])
+    try:
+        tree = keys_of(name, recipe_class, schema, _runs_root())
+    except UserError:
+        if foreign(name) is not None:
+            raise
+        return layers  # nothing is lost yet: whoever needs the weights says what is wrong with the name
+    return [*layers[: own[0]], Layer(f"init_from {name}", tree), *layers[own[0] :]] if tree else layers
+
+
+def _runs_root() -> Path:
+    """Where the verb that is being run looks for runs."""
+    context = click.get_current_context(silent=True)
+    params = {} if context is None else context.params
+    return Path(params.get("runs_root") or params.get("root") or os.environ.get("RUNG_RUNS", "runs"))
 
 
 def recipe_of(run: Run) -> str:

@@ -12,6 +12,7 @@ from rung.cli.resolve import Resolved, recipe_of, resolve, run_layer, runs_optio
 from rung.cli.train import (
     follow,
     mirror_option,
+    mirrors_of,
     open_mirrors,
     open_remote,
     remote_option,
@@ -65,12 +66,13 @@ def command(
     from rung.runs.query import open_run
     from rung.runs.record import Record
 
-    require_mirrors(mirrors)
     require_remote(remote)
     found = open_run(run, runs_root)
     if found.status == "running":  # asked first: its saves come and go while we look
         raise RunError(f"{found.id} is still {found.status_text}; stop it first, or start a new run")
     resolved = same_learning(found, words)
+    mirrors = mirrors_of(resolved, mirrors)
+    require_mirrors(mirrors)
     saves = Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:

@@ -120,9 +120,11 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     from rung.engine.initial import checksums
     from rung.runs.record import Record
 
-    require_mirrors(entry.mirrors)
-    require_remote(entry.remote)
+    kinds = mirrors_of(resolved, entry.mirrors)
     is_training = not resolved.config.values["eval_only"]
+    if is_training:
+        require_mirrors(kinds)
+        require_remote(entry.remote)
     setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
     if setup.cfg.eval_only:
         from rung.cli.eval import baselines_of, print_results
@@ -157,7 +159,7 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     if looked:
         record.event("check", results=[result._asdict() for result in looked])
     words = header(record.id, resolved, setup, entry)
-    mirrors, upload = open_mirrors(record, entry.mirrors), open_remote(record, entry.remote)
+    mirrors, upload = open_mirrors(record, kinds), open_remote(record, entry.remote)
     others = [one.words() for one in (*mirrors, upload) if one is not None]
     follow(setup, record, "\n  ".join([words, *_told(looked), *others]), mirrors, upload)
 
@@ -171,6 +173,14 @@ def of_sweep(point: str, runs_root: Path) -> dict[str, Any]:
         return {"name": name, "point": key, "varies": points[key]["varies"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{file} knows no point {key} of a sweep {name}; start it with `rung sweep`") from None
+
+
+def mirrors_of(resolved: Resolved, asked: Sequence[str]) -> tuple[str, ...]:
+    """The trackers that the command line or the config asks for."""
+    if not resolved.config.view("engine").logging.wandb_log:
+        return tuple(asked)
+    resolved.config.reads.add("logging.wandb_project")  # the mirror reads it, out of the tree
+    return (*asked, "wandb")
 
 
 def require_mirrors(kinds: Sequence[str]) -> None:

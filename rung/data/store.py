@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -29,6 +30,7 @@ from rung.files import sha256, sync
 
 SCHEMA = 1
 _ODD = "backslashreplace"  # file names that are not UTF-8 have lone surrogates; \\udcff is how JSON spells one
+_OWNED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # owner/name
 _MANIFEST = {"kind": str, "arrays": dict, "files": dict, "info": dict, "splits": dict}
 
 
@@ -283,9 +285,17 @@ def check_apart(source: Path, out: Path) -> None:
 
 
 def place(name: str) -> Path:
-    """Where a data set of this name lies: a path as it is, a plain name under $RUNG_DATA or ./data."""
-    path = Path(name)
-    return path if len(path.parts) > 1 or path.is_absolute() else Path(os.environ.get("RUNG_DATA", "data")) / name
+    """Where a data set of this name lies: a path as it is, a plain name under $RUNG_DATA or ./data.
+
+    A name such as epr-labs/maestro, as sets are called on a hub, lies there too, unless it is a path from here: one
+    that exists, one into a folder that exists, or one into the data folder itself.
+    """
+    path, root = Path(name), Path(os.environ.get("RUNG_DATA", "data"))
+    if len(path.parts) == 1 and not path.is_absolute():
+        return root / name
+    if not _OWNED.fullmatch(name) or path.exists() or path.parent == root:
+        return path
+    return path if path.parent.is_dir() and not (root / name).exists() else root / name
 
 
 def _again(path: Path, kind: str = "RECIPE") -> str:

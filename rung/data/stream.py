@@ -1,4 +1,4 @@
-"""Windows of a flat array of ids, as a stream.
+"""Windows of a flat array of ids, as a stream; and several streams as one.
 
 Each record of a split is tiled by windows of `context` predictions: a row holds context + 1 ids, the next row of the
 same record begins with the last id of this one, and no row crosses a record. So each id but the first of a record is
@@ -7,6 +7,9 @@ predicted exactly once per epoch. The last window of a record is filled up with 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +19,57 @@ from rung.errors import DataError
 from rung.recipe import Arrays, Draw, Stream
 
 
+def chosen_of(store: Store, split: str, records: np.ndarray) -> str:
+    """What tells some records of a split from all of them, in a fingerprint."""
+    if np.array_equal(records, store.split(split)):
+        return ""
+    return f"/{hashlib.blake2b(records.astype('<i8').tobytes(), digest_size=8).hexdigest()}"
+
+
+class Joined(Stream):
+    """Several streams as one: the rows of the first, then those of the second, and so on; shuffled all together."""
+
+    def __init__(self, parts: Sequence[Stream]) -> None:
+        self.parts = list(parts)
+        rows = np.array([part.num_rows for part in parts])
+        self._first_row = np.concatenate(([0], np.cumsum(rows)))
+        self.num_rows = int(rows.sum())
+        self.targets_per_row = float((rows * [part.targets_per_row for part in parts]).sum() / self.num_rows)
+        self.fingerprint = " + ".join(part.fingerprint for part in parts)
+        self.about = {"parts": [dict(part.about) for part in parts]}
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        gathered: Arrays = {}
+        for rows, part, own in self._by_part(ids):
+            for name, values in part.gather(own, replace(draw, rows=draw.rows[rows])).items():
+                whole = gathered.setdefault(name, np.empty((len(ids), *values.shape[1:]), values.dtype))
+                whole[rows] = values
+        return gathered
+
+    def _by_part(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, Stream, np.ndarray]]:
+        """Places in `ids`, the part that they belong to, and their numbers there."""
+        which = self._first_row.searchsorted(ids, side="right") - 1
+        for number in np.unique(which).tolist():
+            rows = np.flatnonzero(which == number)
+            yield rows, self.parts[number], ids[rows] - self._first_row[number]
+
+
 class Windows(Stream):
     """Rows {"tokens": (rows, context + 1)} in the type of the store; cast them on the device."""
 
     def __init__(
-        self, store: Store, split: str, context: int, pad: int = 0, array: str = "tokens", group: str | None = None
+        self,
+        store: Store,
+        split: str,
+        context: int,
+        pad: int = 0,
+        array: str = "tokens",
+        group: str | None = None,
+        records: np.ndarray | None = None,
     ) -> None:
-        """`group` names a field of the records that rows are told apart by, such as the composer."""
-        records = store.split(split)
+        """`group` names a field of the records that rows are told apart by, such as the composer; `records` are those
+        of the split to use, where not all of them."""
+        records = store.split(split) if records is None else records
         self._store, self._records = store, records
         self._named = [str(store.index[number].get(group) or "") for number in records] if group else []
         self.groups = sorted({name for name in self._named if name})
@@ -33,7 +79,7 @@ class Windows(Stream):
         if self.num_rows == 0:
             raise DataError(f"split {split!r} of {store.path} has no record with two ids or more; nothing to predict")
         self.targets_per_row = float(predictions.sum()) / self.num_rows
-        self.fingerprint = f"{store.fingerprint}/{split}/windows-{context}"
+        self.fingerprint = f"{store.fingerprint}/{split}/windows-{context}{chosen_of(store, split, records)}"
         self.context, self.pad = context, pad
         self._first_row = np.concatenate(([0], np.cumsum(windows)))
         self._shift = store.starts[records] - self._first_row[:-1] * context  # row * context + shift is where it starts

@@ -25,6 +25,7 @@ from rung.engine.budget import Rate
 from rung.engine.config import SCRATCH, Engine, Lr
 from rung.engine.evaluate import Evaluator, eval_mode
 from rung.engine.flops import count_flops, peak_flops
+from rung.engine.init_from import find_checkpoint, foreign
 from rung.engine.lens import WaryLens
 from rung.engine.optim import build_optimizers
 from rung.engine.parallel import World, join, share
@@ -35,7 +36,6 @@ from rung.engine.step import Stepper, Trained, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
 from rung.files import sha256
 from rung.recipe import Batch, Draw, Objective, Recipe, Sample, Stream, key_of
-from rung.runs.query import open_run
 
 
 @dataclass
@@ -119,6 +119,8 @@ def build(
     world = join(device, cfg.ddp.backend)
     precision = Precision(cfg.system.dtype, world.device)
     recipe = recipe_class(config.view("recipe"), cfg.seed)
+    if is_new:
+        recipe.check_start(cfg.init_from)
     streams = recipe.streams()
     _check_streams(streams)
     _check_clocks(cfg, world)
@@ -194,21 +196,6 @@ def restore(setup: Setup, path: Path, evaluated: Container[int] = ()) -> None:
     finite = [(loss, s) for s, loss in kept if math.isfinite(loss)]
     progress.best_loss, progress.best_step = min(finite, default=(None, None))
     setup.state.progress = progress
-
-
-def find_checkpoint(reference: str, runs_root: Path) -> Path:
-    """A checkpoint folder, or a run (its best save, else its last)."""
-    path = Path(reference)
-    if (path / "manifest.json").is_file() or (
-        path.is_dir() and path.name.isdigit() and path.parent.name == "checkpoints"
-    ):
-        return path
-    run = open_run(reference, runs_root)
-    saves = checkpoint.Checkpoints(run.path / "checkpoints")
-    step = saves.best if saves.best is not None else next(reversed(saves.steps()), None)
-    if step is None:
-        raise CheckpointError(f"{run.id} has no whole checkpoint; train it further, or name another run")
-    return saves.at(step)
 
 
 def _check_clocks(cfg: Engine, world: World) -> None:
@@ -302,6 +289,12 @@ def _schedule(lr: Lr, rate: Rate) -> Schedule:
 def _init_weights(setup: Setup, runs_root: Path) -> None:
     if setup.cfg.init_from in SCRATCH:
         return
+    source = foreign(setup.cfg.init_from)
+    if source is not None:
+        setup.chosen.append(setup.recipe.adopt(setup.state.model, source))
+        files = [source] if source.is_file() else sorted([*source.glob("config.json"), *source.glob("*.safetensors")])
+        setup.derived["weights_from"] = {"files": {file.name: sha256(file) for file in files}}
+        return
     path = find_checkpoint(setup.cfg.init_from, runs_root)
     saved = checkpoint.load(path)
     checkpoint.check_identity(saved, setup.identity)
@@ -378,6 +371,7 @@ def _explain(setup: Setup, why_device: str) -> None:
     )
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen.append(f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps")
+    setup.chosen += setup.recipe.remarks()
     setup.data |= {
         name: {
             "fingerprint": s.fingerprint,

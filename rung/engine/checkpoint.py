@@ -12,6 +12,7 @@ there last. What to throw away is decided by `to_delete`, which never names the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -220,12 +221,29 @@ def read_state(path: Path) -> dict[str, Any]:
 def check_identity(saved: Saved, identity: Mapping[str, Any]) -> None:
     """Refuses weights whose numbers mean something else here: another vocabulary, another tokenizer."""
     before = saved.state.get("identity", {})
-    for name in {**before, **identity}:
-        if before.get(name) != identity.get(name):
-            raise CheckpointError(
-                f"{saved.path} was trained with {name} {before.get(name)}, this config has {identity.get(name)}; "
-                "its weights would mean something else: use the data and the recipe it was trained with"
-            )
+    differ = [name for name in {**before, **identity} if before.get(name) != identity.get(name)]
+    if not differ:
+        return
+    # A list of names says more than the hash that changes with it.
+    name = min(differ, key=lambda name: not _both_lists(before.get(name), identity.get(name)))
+    raise CheckpointError(
+        f"{saved.path} was trained with {_difference(name, before.get(name), identity.get(name))}; "
+        "its weights would mean something else: use the data and the recipe it was trained with"
+    )
+
+
+def _both_lists(before: Any, after: Any) -> bool:
+    return isinstance(before, list) and isinstance(after, list)
+
+
+def _difference(name: str, before: Any, after: Any) -> str:
+    """Of two lists the first place where they differ: whole ones would fill the screen."""
+    if not _both_lists(before, after):
+        was, now = (f"a list of {len(one)}" if isinstance(one, list) else one for one in (before, after))
+        return f"{name} {was}, this config has {now}"
+    pairs = itertools.zip_longest(before, after, fillvalue="nothing")
+    place, (was, now) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"{was} at place {place} of {name}, this config has {now} there ({len(before)} and {len(after)} in all)"
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:

@@ -101,6 +101,8 @@ class Logging:
     log_interval: int = key(
         10, "Steps between lines where there is no terminal; the record always has every step.", low=1
     )
+    wandb_log: bool = key(False, "Also write the run for wandb, offline unless WANDB_MODE says otherwise.")
+    wandb_project: str = key("", "The project it belongs to there; empty: the experiment.")
 
 
 @dataclass

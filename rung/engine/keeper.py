@@ -330,7 +330,9 @@ class Keeper:
         unread = self._setup.config.unread()
         if unread and not self._reported_unread and self._record is not None:
             self._record.event("unread_keys", keys=unread)
-            self._show.say(f"set, but read by nothing so far: {', '.join(unread)}")
+            why = self._setup.recipe.unused()
+            told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in unread)
+            self._show.say(f"set, but read by nothing so far: {told}")
         self._reported_unread = True
 
 

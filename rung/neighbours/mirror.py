@@ -143,8 +143,8 @@ def require(kind: str) -> None:
         raise UserError(f"{kind} is no mirror; use one of {', '.join(KINDS)}.")
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise UserError(
-            "--mirror wandb needs the package wandb, which is not installed: pip install 'rung[wandb]'; "
-            "or mirror to tensorboard, which needs nothing."
+            "a mirror for wandb (--mirror wandb, logging.wandb_log=true) needs the package wandb, which is not "
+            "installed: pip install 'rung[wandb]'; or mirror to tensorboard, which needs nothing."
         )
 
 

@@ -54,6 +54,7 @@ class WandbSink:
     def __init__(self, folder: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         self._folder, self._document, self._config = folder, document, config
         self._mode: Any = os.environ.get("WANDB_MODE") or "offline"
+        self._project = str((config.get("logging") or {}).get("wandb_project") or document.get("experiment"))
         self._run: Any = None
         self._last_step = -1
         self._notes = str(document.get("why") or "")
@@ -69,7 +70,7 @@ class WandbSink:
             dir=str(self._folder),
             id=wandb_id(self._document),
             resume="allow",
-            project=str(self._document.get("experiment")),
+            project=self._project,
             name=str(self._document.get("id")),
             notes=self._notes or None,
             tags=[str(tag) for tag in self._document.get("tags") or () if 1 <= len(str(tag)) <= 64],
@@ -101,7 +102,7 @@ class WandbSink:
 
     def words(self) -> str:
         if self._mode != "offline":
-            return f"mirror: wandb, {self._mode}, as {self._document.get('experiment')}/{wandb_id(self._document)}"
+            return f"mirror: wandb, {self._mode}, as {self._project}/{wandb_id(self._document)}"
         folder = shlex.quote(shown(self._folder / "wandb"))
         return f"mirror: wandb sync {folder}/offline-run-*-{wandb_id(self._document)}"
 

@@ -4,14 +4,16 @@ All randomness comes from the generator that is passed in; weights, modes and th
 afterwards. What ids mean (text, notes, codes) and which grammar they obey is left to the caller.
 
 The one surprising thing: when the context is full, the last half of it is encoded anew and generation goes on from
-there, so a long sample has seen between half a context and a whole one at any point, never less.
+there, so a long sample has seen between half a context and a whole one at any point, never less. Prompts of different
+lengths share a batch, and each row is what it would be alone: its positions count from its own first id, and its own
+context fills up at its own time.
 
 Shapes: B rows, T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -29,6 +31,7 @@ def generate(
     prompt_ids_BT: Tensor,
     num_new: int,
     *,
+    lengths: Sequence[int] | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -40,22 +43,28 @@ def generate(
 ) -> Tensor:
     """The prompt and up to `num_new` further ids, (B, T + n).
 
-    Temperature 0 is greedy and needs no generator. A row that reached `stop_id` is filled up with it; when every row
-    has, generation ends early.
+    With `lengths` a row's prompt is its last so many ids, and whatever is left of them is not seen. Temperature 0 is
+    greedy and needs no generator. A row that reached `stop_id` is filled up with it; when every row has, generation
+    ends early. `allowed` is called once a step with all ids so far, so it may remember what it saw.
     """
     _check(prompt_ids_BT, temperature, top_k, top_p, generator)
     limit = model.shape.context_size
     ids_BT = prompt_ids_BT
     stopped_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
-    start = max(0, ids_BT.shape[1] - limit)  # the first position in the cache
+    starts = _starts(ids_BT, lengths, limit)  # the first place of each row that the model sees
     with evaluating(model):
         cache = model.new_cache(len(ids_BT), limit)
-        pending_BT = ids_BT[:, start:]
+        pending_BT = ids_BT[:, min(starts) :]
         for _ in range(num_new):
-            if cache.length + pending_BT.shape[1] > limit:
-                start = ids_BT.shape[1] - max(1, limit // 2)
-                cache, pending_BT = model.new_cache(len(ids_BT), limit), ids_BT[:, start:]
-            x_BTC = model.hidden(pending_BT, cache=cache, memory=memory, memory_mask=memory_mask)
+            num_places = ids_BT.shape[1]
+            if num_places - min(starts) > limit:
+                # Whoever is not full is encoded anew as it was: one cache serves all rows.
+                starts = [s if num_places - s <= limit else num_places - max(1, limit // 2) for s in starts]
+                cache, pending_BT = model.new_cache(len(ids_BT), limit), ids_BT[:, min(starts) :]
+            positions, mask = _own_places(starts, num_places, pending_BT)
+            x_BTC = model.hidden(
+                pending_BT, positions=positions, mask=mask, cache=cache, memory=memory, memory_mask=memory_mask
+            )
             logits_BV = model.logits(x_BTC[:, -1]).float()
             if allowed is not None:
                 logits_BV = _restrict(logits_BV, allowed(ids_BT), stopped_B)
@@ -100,6 +109,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _starts(ids_BT: Tensor, lengths: Sequence[int] | None, limit: int) -> list[int]:
+    num_rows, num_places = ids_BT.shape
+    if lengths is None:
+        lengths = [num_places] * num_rows
+    if len(lengths) != num_rows or not all(1 <= length <= num_places for length in lengths):
+        raise DataError(
+            f"lengths={list(lengths)} do not fit prompts of shape {(num_rows, num_places)}; "
+            f"give {num_rows}, each from 1 to {num_places}"
+        )
+    return [num_places - min(length, limit) for length in lengths]
+
+
+def _own_places(starts: list[int], num_places: int, pending_BT: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Positions of the pending ids, (B, T), and which keys are real, (B, S); None where rows are alike."""
+    if min(starts) == max(starts):
+        return None, None
+    places_S = torch.arange(min(starts), num_places, device=pending_BT.device)
+    places_BS = places_S - torch.tensor(starts, device=pending_BT.device)[:, None]
+    return places_BS[:, -pending_BT.shape[1] :].clamp(min=0), places_BS >= 0
 
 
 def _restrict(logits_BV: Tensor, mask: Tensor, stopped_B: Tensor) -> Tensor:

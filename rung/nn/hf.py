@@ -2,7 +2,7 @@
 
 `load` reads config.json and safetensors, whole or in shards; a key that is missing, left over or of the wrong shape is
 an error that names it. `save` writes a folder that transformers opens and that computes the same logits. Tokenizers are
-not handled here. What each key means is in hf_layouts.py.
+not handled here. What each key means, and a config.json alone, are in hf_layouts.py.
 
 Two surprising things. Weights are float32 in memory and on disk, whatever dtype a config declares. And GPT-2 and
 GPT-NeoX know no layers without bias: a model without is saved with zeros there and comes back with biases of zero.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,25 +24,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rung.errors import CheckpointError, ConfigError
-from rung.nn.hf_layouts import HEADS, Entry, Layout, layout_for, layout_of
+from rung.errors import CheckpointError
+from rung.nn.hf_layouts import (
+    CONFIG,
+    HEADS,
+    WEIGHTS,
+    ZERO_BIASES,
+    Entry,
+    Layout,
+    described,
+    has_biases,
+    layout_for,
+    read_json,
+)
 from rung.nn.transformer import Transformer
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def load(folder: Path | str, dropout: float = 0.0) -> Transformer:
     """The model of a checkpoint folder, in float32 on the CPU. `dropout` is a choice of training, not of weights."""
     folder = Path(folder)
-    config = _read_json(folder / CONFIG)
-    layout = layout_of(config, folder)
-    try:
-        shape = replace(layout.shape(config), dropout=dropout)
-    except KeyError as error:
-        raise CheckpointError(f"{folder / CONFIG} has no {error}, which a {layout.model_type} needs") from None
-    except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG} describes no model that can be built: {error}") from None
-    model = Transformer(shape, seed=None)
+    layout, shape = described(folder)
+    model = Transformer(replace(shape, dropout=dropout), seed=None)
     with ExitStack() as stack:
         weights = _Weights(folder, stack)
         _fill(model, layout, weights)
@@ -63,12 +68,15 @@ def save(model: Transformer, folder: Path | str, extra: Mapping[str, Any] | None
         "bos_token_id": None, "eos_token_id": None, "vocab_size": model.shape.vocab_size,
         "tie_word_embeddings": model.shape.tied_head, **layout.config(model.shape), **(extra or {}),
     }  # fmt: skip
+    if layout.has_biases and not has_biases(model.shape):
+        config[ZERO_BIASES] = True
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Written beside and moved, the config last: a folder with a config has its weights.
     save_file(tensors, folder / f"{WEIGHTS}.part", metadata={"format": "pt"})
-    os.replace(folder / f"{WEIGHTS}.part", folder / WEIGHTS)
     (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=2) + "\n")
+    shutil.copymode(folder / f"{CONFIG}.part", folder / f"{WEIGHTS}.part")  # safetensors lets only its owner read
+    os.replace(folder / f"{WEIGHTS}.part", folder / WEIGHTS)
     os.replace(folder / f"{CONFIG}.part", folder / CONFIG)
 
 
@@ -104,7 +112,7 @@ class _Weights:
             return [WEIGHTS]
         if not (folder / INDEX).exists():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}; convert its weights to safetensors")
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{folder / INDEX} has no weight_map; copy it again")
         names = sorted({str(name) for name in weight_map.values()})
@@ -153,15 +161,3 @@ def _check_rest(model: Transformer, layout: Layout, weights: _Weights, read: set
                 f"{weights.folder}: {key} differs from the token table, but the config says tie_word_embeddings=true"
             )
         raise CheckpointError(f"{weights.folder} has a weight {key} that a {layout.model_type} of this config has not")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; give a folder with {CONFIG} and {WEIGHTS}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy it again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object; copy it again")
-    return value

@@ -1,7 +1,7 @@
 """How Hugging Face names, shapes and orders the weights of GPT-2, GPT-NeoX and Llama.
 
 A layout turns a config.json into a Shape and back, and lists, for every parameter of ours, the keys it comes from. One
-list serves loading and saving.
+list serves loading and saving. Imports no torch, so that a config.json can be read where nothing is computed.
 
 The surprising things: GPT-2 stores its matrices transposed, and GPT-NeoX interleaves queries, keys and values head by
 head where ours come one after the other.
@@ -9,18 +9,21 @@ head where ours come one after the other.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from rung.errors import CheckpointError
+from rung.errors import CheckpointError, ConfigError
 from rung.nn.shape import Shape
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Config = Mapping[str, Any]
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+ZERO_BIASES = "zero_biases"  # our own key: the model has no biases, the format wants some, so they are all 0
 HEADS = ("lm_head.weight", "embed_out.weight")
 
 
@@ -43,6 +46,7 @@ class Layout:
     shape: Callable[[Config], Shape]
     config: Callable[[Shape], dict[str, Any]]
     entries: Callable[[Shape], Iterator[Entry]]
+    has_biases: bool = True  # whether a model without any cannot be expressed but by zeros
     ignored: tuple[str, ...] = ()  # endings of keys that hold no weights
     alias: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,6 +61,30 @@ def layout_of(config: Config, folder: Path) -> Layout:
         known = ", ".join(LAYOUTS)
         raise CheckpointError(f"{folder} holds a model of type {model_type!r}; only {known} can be loaded")
     return LAYOUTS[model_type]
+
+
+def described(folder: Path) -> tuple[Layout, Shape]:
+    """What the config.json of a folder says of its model."""
+    config = read_json(folder / CONFIG)
+    layout = layout_of(config, folder)
+    try:
+        return layout, layout.shape(config)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / CONFIG} has no {error}, which a {layout.model_type} needs") from None
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{folder / CONFIG} describes no model that can be built: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; give a folder with {CONFIG} and {WEIGHTS}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy it again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object; copy it again")
+    return value
 
 
 def layout_for(shape: Shape) -> Layout:
@@ -83,6 +111,10 @@ def layout_for(shape: Shape) -> Layout:
     if shape.n_embd % shape.n_head:  # transformers would refuse to open it
         raise CheckpointError(f"n_embd={shape.n_embd} is not a multiple of n_head={shape.n_head}, as {name} requires")
     return LAYOUTS[name]
+
+
+def has_biases(shape: Shape) -> bool:
+    return shape.has_attention_bias or shape.has_mlp_bias or shape.has_norm_bias
 
 
 def _must(config: Config, key: str, *allowed: Any) -> None:
@@ -118,6 +150,8 @@ def _rope(config: Config, theta_key: str, theta: float, fraction: float) -> tupl
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    import torch
+
     return torch.cat(list(tensors))
 
 
@@ -297,7 +331,7 @@ LAYOUTS = {
         alias={"embed_out.weight": "lm_head.weight"},  # newer writers
     ),
     "llama": Layout(
-        "llama", "LlamaForCausalLM", "model.", _llama_shape, _llama_config, _llama_entries,
+        "llama", "LlamaForCausalLM", "model.", _llama_shape, _llama_config, _llama_entries, has_biases=False,
         ignored=(".rotary_emb.inv_freq",),
     ),
 }  # fmt: skip

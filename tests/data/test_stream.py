@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rung.data.store import Store, StoreWriter
-from rung.data.stream import Windows
+from rung.data.stream import Joined, Windows
 from rung.errors import DataError
 from rung.recipe import Draw
 
@@ -116,3 +116,40 @@ def test_the_fingerprint_changes_with_data_split_and_context(tmp_path: Path) -> 
         Windows(one, "train", 5).fingerprint,
     }
     assert len(changed - {base}) == 3
+
+
+def test_some_records_of_a_split_are_other_data_than_all(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", [("train", 9), ("train", 5), ("train", 7)])
+    whole, some = Windows(store, "train", 20), Windows(store, "train", 20, records=np.array([0, 2]))
+    assert some.gather(np.arange(2), NO_DRAW)["tokens"][:, 0].tolist() == [0, 14]
+    assert some.fingerprint != whole.fingerprint
+    assert Windows(store, "train", 20, records=np.array([0, 1, 2])).fingerprint == whole.fingerprint
+
+
+def test_joined_streams_have_all_rows_of_each(tmp_path: Path) -> None:
+    stores = [
+        write(tmp_path / name, [("train", length)], first) for name, length, first in [("a", 40, 0), ("b", 9, 90)]
+    ]
+    parts = [Windows(store, "train", 6, PAD) for store in stores]
+    both = Joined(parts)
+    assert both.num_rows == sum(part.num_rows for part in parts)
+    assert both.targets_per_row * both.num_rows == pytest.approx(39 + 8)
+    ids = both.ids(0, both.num_rows, seed=3)  # mixed
+    rows = both.gather(ids, Draw(0, 0, np.arange(both.num_rows)))["tokens"]
+    wanted = [row for store in stores for row in naive_rows(store, "train", 6)]
+    assert rows.tolist() == [wanted[i] for i in ids]
+
+
+class Drawn(Windows):
+    """Rows that are what was drawn for them."""
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+        return {"drawn": draw.uniform("x")}
+
+
+def test_a_row_draws_the_same_joined_and_alone(tmp_path: Path) -> None:
+    parts = [Drawn(write(tmp_path / name, [("train", 40)]), "train", 6, PAD) for name in "ab"]
+    places = np.arange(5, 9)
+    ids = np.array([0, 8, 1, 9])
+    drawn = Joined(parts).gather(ids, Draw(0, 4, places))["drawn"]
+    assert np.array_equal(drawn, Draw(0, 4, places).uniform("x"))

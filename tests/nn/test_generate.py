@@ -38,6 +38,37 @@ def test_a_full_context_goes_on_from_its_last_half(make: Any, length: int) -> No
     assert torch.equal(generate(model, prompt, 45, temperature=0), ids)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("num_new", [10, 60])  # 60: every context fills up, each at its own time
+def test_rows_of_different_lengths_are_what_they_are_alone(variant: Shape, make: Any, num_new: int) -> None:
+    model, lengths = make.model(variant), [9, 1, 30, 14, 30]  # some longer than the context of 24
+    memory = make.memory(variant, num_rows=5)
+    ids = make.ids(variant, num_rows=5, length=30)
+    made = generate(model, ids, num_new, temperature=0, lengths=lengths, memory=memory)
+    assert torch.equal(made[:, :30], ids)
+    for row, length in enumerate(lengths):
+        own = None if memory is None else memory[row : row + 1]
+        alone = generate(model, ids[row : row + 1, -length:], num_new, temperature=0, memory=own)
+        assert torch.equal(made[row, -num_new:], alone[0, -num_new:])
+
+
+@torch.no_grad()
+def test_what_lies_before_a_row_is_not_seen(make: Any) -> None:
+    model = make.model(Shape(**make.small))
+    ids = make.ids(model.shape, length=12)
+    other = ids.clone()
+    other[0, :7] = 0
+    first, second = (generate(model, rows, 40, temperature=0, lengths=[5, 12]) for rows in (ids, other))
+    assert torch.equal(first[:, 12:], second[:, 12:])
+
+
+@pytest.mark.parametrize("lengths", [[3], [0, 4], [5, 4], []])
+def test_lengths_that_the_prompts_do_not_have_are_refused(make: Any, lengths: list[int]) -> None:
+    model = make.model(Shape(**make.small))
+    with pytest.raises(DataError, match=r"lengths=\["):
+        generate(model, make.ids(model.shape, length=4), 1, temperature=0, lengths=lengths)
+
+
 def test_only_the_generator_that_was_given_is_used(make: Any) -> None:
     model = make.model(Shape(**make.small | {"dropout": 0.3})).train()
     model.blocks[0].eval()

@@ -43,7 +43,8 @@ def unread_keys(bench: Bench) -> Iterator[Result]:
         key for key in config.unread() if not key.startswith(LATE) and not config.sources[key].startswith("preset")
     ]
     if unread:
-        what = "; ".join(f"{key}={config.values[key]} ({config.schema.keys[key].doc})" for key in unread)
+        why = {key: config.schema.keys[key].doc for key in unread} | dict(bench.setup.recipe.unused())
+        what = "; ".join(f"{key}={config.values[key]} ({why[key]})" for key in unread)
         remedy = "leave them out, or set what they depend on: as it is they change nothing"
         yield Result(name, "warn", f"set, but nothing reads them: {what}", remedy, "R1")
     else:

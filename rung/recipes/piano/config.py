@@ -72,9 +72,9 @@ class Dataset:
 
 @dataclass
 class Evaluation:
-    num_prompts: int = key(
-        0, "Rows of each eval set that the model also completes, to compare notes with what was played; 0 = none.",
-        low=0,
+    completed: float = key(
+        0.0, "Share of the rows of each eval set that the model also completes, to compare notes with what was played.",
+        low=0, high=1,
     )  # fmt: skip
     ngram: bool = key(False, "Let a 3-gram model, fitted to the training data, complete the same rows.")
 
@@ -122,8 +122,8 @@ class Config:
             )
         if self.stage == "next_token_pretraining" and self.loss_masking == "finetuning":
             yield (
-                "loss_masking=finetuning counts what comes after <GENAI>, which stage=next_token_pretraining never has; "
-                "set stage=piano_task, or loss_masking=pretraining"
+                "loss_masking=finetuning counts what comes after <GENAI>, which stage=next_token_pretraining never "
+                "has; set stage=piano_task, or loss_masking=pretraining"
             )
         try:
             parse(self.tasks)

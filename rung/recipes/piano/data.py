@@ -1,69 +1,34 @@
-"""Prepares piano data: a folder of MIDI files, or the Bach scores that come in a pip wheel, become a store of tokens.
+"""Prepares piano data: the takes of a source become a store of tokens.
 
 A record is <CLS> and the events between two long pauses. All records of a piece go to one split, and a record of the
 training split that also occurs elsewhere is taken out. Nothing vanishes silently: every note that was read is in the
 store or in one of the counts of the manifest, and every file that could not be read is named there.
 
-The one surprising thing is what a piece is: what a table beside the files says (composer and title), else the folder of
-a composer/piece/performance tree, else the file. A coarser piece is safe, a finer one leaks.
+Where music comes from, and what a piece of it is, is told in `sources`.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rung import units
-from rung.data.store import StoreWriter
-from rung.data.wheel import MUSIC21
+from rung.data.store import Store, StoreWriter
 from rung.errors import ConfigError, DataError
-from rung.recipe import key_of
-from rung.recipes.piano.midi import read_midi
-from rung.recipes.piano.musicxml import read_musicxml
+from rung.recipe import Report, key_of
 from rung.recipes.piano.notes import from_zero, in_range, quantise, split_at_pauses
+from rung.recipes.piano.sources import SPLITS, Take, find_source
 from rung.recipes.piano.tokenizer import CLS, VOCAB_SIZE, Tokenizer
+from rung.text import printable
 
-Report = Callable[[str, int, int], None]
-
-SPLITS = ("train", "validation", "test")
 HELD_OUT = 0.05  # of the pieces, for validation and again for test
-SUFFIXES = (".mid", ".midi")
-# Scores in the wheel that share more than half of their runs of 24 intervals: one piece, so that none tests the other.
-SAME_MUSIC = {
-    "bwv398": "bwv197.7", "bwv279": "bwv158.4", "bwv244.17": "bwv244.15",
-    "bwv280": "bwv176.6", "bwv227.11": "bwv227.1", "bwv274": "bwv62.6",
-}  # fmt: skip
-FEW_FILES = 10  # a folder with more performances than that is taken for a composer or a year
 LONGEST_NOTE_S = 600.0  # beyond it a file is damaged: no key is held for ten minutes
-
-
-class Listing(NamedTuple):
-    """What is known of a file before it is read."""
-
-    piece: str
-    composer: str
-    split: str | None = None  # where its publisher put it
-
-
-@dataclass(frozen=True)
-class Take:
-    """One performance or score, not yet read."""
-
-    source: str  # how people find it again
-    piece: str
-    composer: str
-    read: Callable[[], np.ndarray]
-    split: str | None = None
 
 
 @dataclass
@@ -94,10 +59,11 @@ class Account:
 
 
 def prepare(
-    source: Path | None,
+    source: Path | str | None,
     out: Path,
     *,
     pause_detection_threshold: float = 4.0,
+    sustain: bool = False,
     seed: int = 0,
     name: str = "",
     replace: bool = False,
@@ -110,113 +76,18 @@ def prepare(
             "give seconds, or 0 to split nowhere"
         )
     with StoreWriter(out, kind="piano", replace=replace) as writer:  # first: a name that is taken is found at once
-        account = Account()
-        takes = _bach_scores(report) if source is None else _midi_files(Path(source), account)
-        records = _read(takes, pause_detection_threshold, account, report)
+        found = find_source(source, sustain, report)
+        account = Account(quarantined=found.quarantined)
+        records = _read(found.takes, pause_detection_threshold, account, report)
         _assign_splits(records, seed)
         records = _without_leaks(records, account)
-        settings = {"pause_detection_threshold": pause_detection_threshold, "seed": seed}
-        origin = f"{MUSIC21.filename} (Bach)" if source is None else Path(source).resolve().name
-        return _write(writer, records, account, {"name": name, "settings": settings, "source": origin})
+        settings = {"pause_detection_threshold": pause_detection_threshold, "sustain": sustain, "seed": seed}
+        return _write(writer, records, account, {"name": name, "settings": settings, "source": found.name})
 
 
-# Sources
-
-
-def _bach_scores(report: Report | None) -> list[Take]:
-    MUSIC21.fetch(report)
-    takes = []
-    for name, data in MUSIC21.read(lambda n: n.startswith("music21/corpus/bach/") and n.endswith((".mxl", ".xml"))):
-        stem = PurePosixPath(name).stem
-        piece = stem.split("-")[0]  # bwv18.5-lz and bwv18.5-w are two versions of one chorale
-        piece = SAME_MUSIC.get(piece, piece)
-        takes.append(Take(f"bach/{PurePosixPath(name).name}", f"Bach/{piece}", "Bach", partial(read_musicxml, data)))
-    return takes
-
-
-def _midi_files(folder: Path, account: Account) -> list[Take]:
-    if not folder.exists():
-        raise DataError(f"there is no folder {folder}; pass --from a folder that has MIDI files (*.mid, *.midi).")
-    if not folder.is_dir():
-        raise DataError(f"{folder} is a file; pass --from the folder that it lies in.")
-    found = [p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
-    files = sorted((p for p in found if p.is_file()), key=lambda path: _shown(path.relative_to(folder)))
-    if not files:
-        raise DataError(f"no MIDI files under {folder} (looked for *.mid, *.midi); pass --from a folder that has some.")
-    table, listings = _table(folder)
-    by_place = _by_place(files)
-    takes = []
-    for path in files:
-        shown, listing = _shown(path.relative_to(folder)), listings.pop(path.resolve(), None)
-        if listing is None and table is not None and table.name.startswith("maestro"):
-            account.quarantined.append({"file": shown, "reason": f"not listed in {table.name}"})
-            continue
-        piece, composer, split = listing or by_place[path]
-        takes.append(Take(shown, piece, composer, partial(read_midi, path), split))
-    if table is not None and table.parent == folder:
-        missing = [{"file": _shown(path), "reason": f"listed in {table.name}, but missing"} for path in listings]
-        account.quarantined += missing
-    return takes
-
-
-def _by_place(files: list[Path]) -> dict[Path, Listing]:
-    """Piece and composer of files that no table lists, told from where they lie.
-
-    A folder is a piece when it lies below another one (composer/piece), or when the folders hold so few files each that
-    they are rather pieces than composers. Else each file is. Folders inside a piece belong to it.
-    """
-    top = Path(os.path.commonpath([path.parent for path in files]))
-    holding = {path.parent for path in files} - {top}
-    home = {path: next((f for f in reversed(path.parents) if f in holding), top) for path in files}
-    shallow = Counter(folder for folder in home.values() if folder.parent == top and folder != top)
-    are_pieces = bool(shallow) and sum(shallow.values()) <= FEW_FILES * len(shallow)
-    listings = {}
-    for path in files:
-        parts = home[path].relative_to(top).parts
-        is_piece = len(parts) >= 2 or (len(parts) == 1 and are_pieces)
-        piece = home[path] if is_piece else path if path.parent in (home[path], top) else path.parent
-        composer = "" if not parts or (len(parts) == 1 and are_pieces) else _shown(Path(parts[0]))
-        listings[path] = Listing(_shown(piece.relative_to(top)), composer)
-    return listings
-
-
-def _shown(path: Path) -> str:
-    """The path as text on every system, also where a name is not valid text."""
-    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
-
-
-def _table(folder: Path) -> tuple[Path | None, dict[Path, Listing]]:
-    """The publisher's table, in the folder or right above it: MAESTRO's, or one with composer, title and midi."""
-    for place in (folder, folder.parent):
-        for table in [*sorted(place.glob("maestro-v*.csv"), reverse=True), place / "metadata.csv"]:
-            if table.is_file() and (listings := _listings(table)):
-                return table, listings
-    return None, {}
-
-
-def _listings(table: Path) -> dict[Path, Listing]:
-    is_maestro = table.name.startswith("maestro")
-    columns = ("composer", "title", "midi")
-    if is_maestro:
-        columns = ("canonical_composer", "canonical_title", "midi_filename")
-    listings: dict[Path, Listing] = {}
-    try:
-        with table.open(encoding="utf-8-sig", errors="replace", newline="") as handle:
-            reader = csv.DictReader(handle)
-            missing = {*columns, *(["split"] if is_maestro else [])} - set(reader.fieldnames or ())
-            if missing and is_maestro:
-                raise DataError(f"{table} has no column {min(missing)}; mend it, or remove it to split by piece")
-            if missing:
-                return {}  # a metadata.csv of somebody else
-            for row in reader:
-                composer, title, file = (row[column] or "" for column in columns)
-                split = row["split"] if is_maestro else None
-                if split is not None and split not in SPLITS:
-                    raise DataError(f"{table} has split {split!r} for {file}; it can be {', '.join(SPLITS)}")
-                listings[(table.parent / file).resolve()] = Listing(f"{composer}/{title}", composer, split)
-    except (OSError, csv.Error) as error:
-        raise DataError(f"cannot read {table}: {error}; mend it, or remove it to split by piece") from error
-    return listings
+def digests(store: Store, split: str) -> set[str]:
+    """What tells the records of a split from all others: two records with one digest hold the same ids."""
+    return {store.index[number]["digest"] for number in store.split(split)} if split in store.splits else set()
 
 
 # Records
@@ -329,6 +200,7 @@ def _write(writer: StoreWriter, records: list[Record], account: Account, info: d
         dropped=account.dropped,
         quarantined=account.quarantined,
         counts=counts,
+        is_split_by_publisher=all(record.take.split is not None for record in records),
         pieces_in_two_splits=sorted(piece for piece, splits in places.items() if len(splits) > 1),
         unigram_nats=entropy,
         histogram={split: values.tolist() for split, values in histogram.items()},
@@ -372,10 +244,10 @@ def _summary(info: dict[str, Any]) -> str:
             f"  {split:<10}  {c['pieces']} pieces, {c['records']} records, {c['notes']} notes, {c['hours']:.2f} h, "
             f"{units.count(c['tokens'])} tokens, unigram entropy {info['unigram_nats'][split]:.3f} nats"
             if c["records"]
-            else f"  {split:<10}  empty: a split by piece needs {2 if split == 'validation' else 3} pieces or more"
+            else f"  {split:<10}  empty: {_why_empty(split, info['is_split_by_publisher'])}"
         )
     if bad:
-        named = "; ".join(f"{item['file']}: {item['reason']}" for item in bad[:3])
+        named = "; ".join(printable(f"{item['file']}: {item['reason']}") for item in bad[:3])
         lines.append(f"quarantined {len(bad)} files ({named}{'; ..' if len(bad) > 3 else ''})")
     left = {
         "lie outside 21..108": dropped["outside_notes"],
@@ -386,5 +258,11 @@ def _summary(info: dict[str, Any]) -> str:
     told = ", ".join(f"{number} {what}" for what, number in left.items() if number)
     lines.append(f"of {dropped['read_notes']} notes read, {told}" if told else "every note read is kept")
     if info["pieces_in_two_splits"]:
-        lines.append(f"the table of splits puts {len(info['pieces_in_two_splits'])} pieces into two splits")
+        lines.append(f"the publisher's splits have {len(info['pieces_in_two_splits'])} pieces in two of them")
     return "\n".join(lines)
+
+
+def _why_empty(split: str, is_split_by_publisher: bool) -> str:
+    if is_split_by_publisher:
+        return "its publisher put nothing there that could be used"
+    return f"a split by piece needs {2 if split == 'validation' else 3} pieces or more"

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from rung.errors import DataError, UserError
-from rung.recipes.piano.notes import NOTE, join, make, seconds_at
+from rung.recipes.piano.channels import read_channels
+from rung.recipes.piano.notes import join, make, seconds_at
+from rung.recipes.piano.pedal import extend
 
 TICKS_PER_QUARTER = 1000
 TICK_S = 0.0005  # at 120 quarters a minute: 20 ticks in a unit of the tokenizer
+DRUMS = 9  # the channel of drums, counted from 0
 
 
-def read_midi(source: Path | bytes) -> np.ndarray:
-    """Notes in seconds, all pitches; from a file or from its bytes."""
+def read_midi(source: Path | bytes, sustain: bool = False) -> np.ndarray:
+    """Notes in seconds, all pitches; from a file or from its bytes. With `sustain` as long as the pedal holds them."""
     symusic = _symusic()
     where = "MIDI data" if isinstance(source, bytes) else str(source)
     try:
@@ -34,8 +38,17 @@ def read_midi(source: Path | bytes) -> np.ndarray:
     except Exception as error:  # the parser raises RuntimeError for most damage, but promises nothing
         reason = str(error).removeprefix("MiniMidi: ").removesuffix(": iostream error") or type(error).__name__
         raise DataError(f"{where} is not a readable MIDI file ({reason}); replace or remove it") from error
-    ticks = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
-    return join([_in_seconds(columns, score) for columns in ticks])
+    tempo = _tempo(score)
+    if sustain:
+        return _sustained(data, tempo)
+    columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
+    if not columns:
+        return join([])
+    start, duration, pitch, velocity = (
+        np.concatenate([c[name] for c in columns]) for name in ("time", "duration", "pitch", "velocity")
+    )
+    start = start.astype(np.int64)
+    return make(seconds_at(start, *tempo), seconds_at(start + duration, *tempo), pitch, velocity)
 
 
 def write_midi(notes: np.ndarray) -> bytes:
@@ -56,22 +69,24 @@ def write_midi(notes: np.ndarray) -> bytes:
     return bytes(score.dumps_midi())
 
 
-def _in_seconds(columns: dict[str, np.ndarray], score: object) -> np.ndarray:
-    start = columns["time"].astype(np.int64)
-    end = start + columns["duration"]
-    tempos = score.tempos.numpy()  # type: ignore[attr-defined]
+def _tempo(score: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The ticks at which the tempo changes, and the seconds of a tick from there on."""
+    tempos = score.tempos.numpy()
     change_at = np.concatenate([[0], tempos["time"]]).astype(np.int64)
     mspq = np.concatenate([[500_000], tempos["mspq"]]).astype(np.float64)  # 120 a minute until told otherwise
     order = np.argsort(change_at, kind="stable")
-    s_per_tick = mspq[order] * 1e-6 / score.ticks_per_quarter  # type: ignore[attr-defined]
-    if len(start) == 0:
-        return np.empty(0, dtype=NOTE)
-    return make(
-        seconds_at(start, change_at[order], s_per_tick),
-        seconds_at(end, change_at[order], s_per_tick),
-        columns["pitch"].astype(np.uint8),
-        columns["velocity"].astype(np.uint8),
-    )
+    return change_at[order], mspq[order] * 1e-6 / score.ticks_per_quarter
+
+
+def _sustained(data: bytes, tempo: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    parts = []
+    for number, channel in read_channels(data).items():
+        if number != DRUMS:
+            start, end, pitch, velocity = channel.note_columns()
+            times, is_down = channel.pedal_columns()
+            notes = make(seconds_at(start, *tempo), seconds_at(end, *tempo), pitch, velocity)
+            parts.append(extend(notes, seconds_at(times, *tempo), is_down))
+    return join(parts)
 
 
 def _symusic() -> ModuleType:

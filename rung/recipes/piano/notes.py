@@ -1,7 +1,7 @@
 """Notes as one structured array: start and end in seconds, pitch, velocity.
 
 Every function returns new arrays sorted by start, then pitch. Quantised notes are plain notes whose times lie on the
-grid, so there is one type everywhere. Sustain pedals are not applied: a note ends where its key was released.
+grid, so there is one type everywhere. What a sustain pedal does to them is told in `pedal`.
 
 The one surprising thing is that `quantise` makes a pitch monophonic. A piano has one string set per key: a key struck
 again ends its earlier note, and two strikes in the same unit are one. Only then can events be undone exactly.

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import wave
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ TICKS_PER_S = 960  # of the MIDI file that FluidSynth gets: 480 a quarter at 120
 SOFT, LOUD = np.array([150, 196, 235]), np.array([12, 52, 118])  # blue, by velocity
 PROMPT_SOFT, PROMPT_LOUD = np.array([248, 200, 130]), np.array([190, 84, 0])  # orange
 INK, GREY, LINE, FAINT = (40, 40, 40), (110, 110, 110), (212, 212, 212), (238, 238, 238)
+
+Half = Literal["upper", "lower"] | None
+Layout = Literal["before", "among", "replaced"]  # where a prompt lies: before the notes, among them, in their place
 
 
 class Rendered(NamedTuple):
@@ -141,8 +144,19 @@ class Roll:
         return self.top + (self.high - pitch) * self.row
 
 
-def to_roll(notes: np.ndarray, *, prompt_notes: np.ndarray | None = None, width: int = 1200, title: str = "") -> bytes:
-    """PNG of the notes in blue, darker is louder; those of the prompt, when given, in orange on top."""
+def to_roll(
+    notes: np.ndarray,
+    *,
+    prompt_notes: np.ndarray | None = None,
+    layout: Layout = "before",
+    width: int = 1200,
+    title: str = "",
+) -> bytes:
+    """PNG of the notes in blue, darker is louder; those of the prompt, when given, in orange.
+
+    A prompt that lies before the notes ends at a dashed line. One that the notes replace has the lower half of each
+    row and the notes the upper, as both would lie on top of each other.
+    """
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
@@ -164,9 +178,10 @@ def to_roll(notes: np.ndarray, *, prompt_notes: np.ndarray | None = None, width:
     image = Image.new("RGB", (width, roll.height), "white")
     draw = ImageDraw.Draw(image)
     _axes(draw, roll, small)
-    _bars(draw, roll, notes, SOFT, LOUD)
-    _bars(draw, roll, prompt, PROMPT_SOFT, PROMPT_LOUD)
-    if prompt_notes is not None and len(prompt):
+    halves: tuple[Half, Half] = ("upper", "lower") if layout == "replaced" else (None, None)
+    _bars(draw, roll, notes, (SOFT, LOUD), halves[0])
+    _bars(draw, roll, prompt, (PROMPT_SOFT, PROMPT_LOUD), halves[1])
+    if len(prompt) and layout == "before":
         _dashes(draw, roll.x(float(prompt["end"].max())), roll.top, roll.bottom)
     legend = _legend(draw, roll, small, bool(len(prompt)))
     draw.text((roll.left, 14), _cut(title, big, legend - roll.left - 24), fill=INK, font=big)
@@ -194,13 +209,17 @@ def _axes(draw: ImageDraw.ImageDraw, roll: Roll, font: ImageFont.ImageFont | Ima
     draw.line([(roll.left, roll.bottom), (roll.right, roll.bottom)], fill=GREY)
 
 
-def _bars(draw: ImageDraw.ImageDraw, roll: Roll, notes: np.ndarray, soft: np.ndarray, loud: np.ndarray) -> None:
+def _bars(
+    draw: ImageDraw.ImageDraw, roll: Roll, notes: np.ndarray, colours: tuple[np.ndarray, np.ndarray], half: Half
+) -> None:
     """One bar a note. Soft ones first, so that a loud note is never hidden; a white edge parts repeated notes."""
     for note in notes[np.argsort(notes["velocity"], kind="stable")]:
         left, right = roll.x(float(note["start"])), roll.x(float(note["end"]))
         top = roll.y(int(note["pitch"]))
-        box = [(left, top), (max(right - 2, left + 1), top + roll.row - 2)]
-        draw.rectangle(box, fill=_colour(float(note["velocity"]), soft, loud))
+        first = top + (roll.row // 2 if half == "lower" else 0)
+        last = top + (roll.row // 2 - 1 if half == "upper" else roll.row - 2)
+        box = [(left, first), (max(right - 2, left + 1), last)]
+        draw.rectangle(box, fill=_colour(float(note["velocity"]), *colours))
 
 
 def _colour(velocity: float, soft: np.ndarray, loud: np.ndarray) -> tuple[int, int, int]:

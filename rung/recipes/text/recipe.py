@@ -135,6 +135,22 @@ class Text(Recipe):
 
         return load_foreign(folder, self.store, self._context)
 
+    @classmethod
+    def keys_of(cls, source: Path) -> Mapping[str, Any]:
+        from rung.recipes.text.weights import keys_of
+
+        return keys_of(source)
+
+    def adopt(self, model: nn.Module, source: Path) -> str:
+        from rung.recipes.text.weights import adopt_weights
+
+        return adopt_weights(cast("Transformer", model), source, self.store)
+
+    def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
+        from rung.recipes.text.weights import export_hf
+
+        return export_hf(cast("Transformer", model), folder, self.tokenizer)
+
     def inputs(self) -> Sequence[Input]:
         # With the component, which no model sees, this is all of a batch: so its order is taken away and nothing else.
         return [Input("context", ["tokens", "component"] if len(self.components) > 1 else ["tokens"], "permute")]

@@ -1,0 +1,140 @@
+"""Weights that others have trained, as the beginning of a model of ours.
+
+A source is a Hugging Face folder (hf.py) or a file of nanoGPT (nanogpt.py). `shape_of` says what it is made of, which
+recipes turn into keys, so that nobody has to write them; `adopt` fills a model, and says in words what was taken. What
+does not fit is refused: a part that would be cut or guessed makes a model that nobody has trained.
+
+Two things may differ, and both are told. Of more positions the first are taken. And where ids mean something else, the
+token table (with the head) keeps its new draw, while blocks, positions and norms are theirs: a GPT-2 of text can be the
+start of one of piano.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rung.errors import CheckpointError
+from rung.nn.hf_layouts import CONFIG, ZERO_BIASES, described, read_json
+from rung.nn.shape import Shape
+
+if TYPE_CHECKING:
+    from rung.nn.transformer import Transformer
+
+VOCABULARY = "vocabulary.json"  # beside weights that rung has exported: what their ids mean
+KEYS = ("n_layer", "n_head", "n_embd", "bias", "mlp")  # of a model section like piano's, that decide what fits
+# Parts of a shape that must be equal, in the order in which a person would look at them.
+PARTS = {
+    "n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "n_hidden": "hidden_width", "n_kv_head": "kv_heads",
+    "head_dim": "head_width", "mlp": "mlp", "norm": "norm", "norm_eps": "norm_eps", "positions": "positions",
+    "parallel_residual": "parallel_residual", "attention_scale": "attention_scale", "qk_norm": "qk_norm",
+    "causal": "causal", "cross_width": "cross_width",
+}  # fmt: skip
+TABLES = ("tokens.weight", "head.weight")
+ROTARY = {"rotary_fraction": "rotary_fraction", "rope_theta": "rope_theta"}
+
+
+def shape_of(source: Path) -> Shape:
+    """What the model of a source is made of, without its weights; torch is needed for a file only."""
+    if not source.is_dir():
+        from rung.nn import nanogpt
+
+        return nanogpt.shape_of(source)
+    _, shape = described(source)
+    if read_json(source / CONFIG).get(ZERO_BIASES) is True:
+        return replace(shape, bias=False, attention_bias=None)
+    return shape
+
+
+def keys_of(source: Path) -> dict[str, Any]:
+    """The model section of a recipe whose model is a GPT-2 with KEYS."""
+    shape = shape_of(source)
+    if shape.positions != "learned" or shape.norm != "layernorm":
+        raise CheckpointError(
+            f"{source} has {shape.positions} positions and {shape.norm}, this recipe's model is a GPT-2, with learned "
+            "positions and layernorm; name a folder of a GPT-2 or a file of nanoGPT"
+        )
+    return {"model": {name: getattr(shape, name) for name in KEYS}}
+
+
+def tokenizer_of(source: Path) -> str | None:
+    """The hash of the tokenizer whose ids these weights know; None where nobody says."""
+    try:
+        about = json.loads((source / VOCABULARY).read_text("utf-8"))["tokenizer"]["hash"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return about if isinstance(about, str) else None
+
+
+def adopt(model: Transformer, source: Path, has_same_ids: bool | None = None, keys: Container[str] = KEYS) -> str:
+    """Fills the model with the weights of a source; returns what was taken and what was not.
+
+    `has_same_ids` says whether ids mean the same there: then the token table is taken too. None is for a caller who
+    cannot know: it is taken where it has as many rows, and the words say so. `keys` are those of the recipe's model
+    section, for remedies.
+    """
+    theirs = _load(source)
+    here, there = model.shape, theirs.shape
+    _check(here, there, source, keys)
+    takes_table = here.vocab_size == there.vocab_size if has_same_ids is None else has_same_ids
+    if takes_table:
+        _same(source, "tied_head", here.tied_head, there.tied_head, keys)
+    ours, given = dict(model.named_parameters()), dict(theirs.named_parameters())
+    if any(given[name].any() for name in given.keys() - ours.keys() - {"head.weight"}):
+        _same(source, "bias", False, True, keys)
+    for name, parameter in ours.items():
+        if name in TABLES and not takes_table:
+            continue
+        num_rows = min(len(parameter), len(given[name]))  # they differ for tables only
+        parameter.data[:num_rows].copy_(given[name][:num_rows])
+    words = [f"{there.n_layer} blocks of {there.n_embd}", _of_table(here, there, takes_table, has_same_ids)]
+    if there.context_size != here.context_size:
+        which = f"the first {here.context_size} of its" if there.context_size > here.context_size else "trained on"
+        words.append(f"{which} {there.context_size} positions")
+    return f"weights of {source}: {', '.join(words)}"
+
+
+def _of_table(here: Shape, there: Shape, takes_table: bool, has_same_ids: bool | None) -> str:
+    if not takes_table and here.vocab_size == there.vocab_size:
+        return "a token table drawn anew, as its ids mean something else"
+    if not takes_table:
+        return f"a token table drawn anew ({there.vocab_size} ids there, {here.vocab_size} here)"
+    unknown = ", if its ids mean the same, which the source does not say" if has_same_ids is None else ""
+    return f"its token table of {min(here.vocab_size, there.vocab_size)} ids{unknown}"
+
+
+def _load(source: Path) -> Transformer:
+    if source.is_dir():
+        from rung.nn import hf
+
+        return hf.load(source)
+    from rung.nn import nanogpt
+
+    return nanogpt.load(source)
+
+
+def _check(ours: Shape, theirs: Shape, source: Path, keys: Container[str]) -> None:
+    parts = PARTS | (ROTARY if ours.positions == theirs.positions == "rotary" else {})
+    for name, part in parts.items():
+        _same(source, name, getattr(ours, part), getattr(theirs, part), keys)
+    for part in ("has_attention_bias", "has_mlp_bias", "has_norm_bias"):
+        if getattr(ours, part) and not getattr(theirs, part):
+            _same(source, "bias", True, False, keys)
+    if theirs.positions == "learned" and theirs.context_size < ours.context_size:
+        raise CheckpointError(
+            f"{source} has {theirs.context_size} positions, this model has {ours.context_size}; set "
+            f"data.context_size={theirs.context_size} or less"
+        )
+
+
+def _same(source: Path, name: str, ours: Any, theirs: Any, keys: Container[str]) -> None:
+    if ours == theirs:
+        return
+    written = json.dumps(theirs)
+    remedy = f"set model.{name}={written.strip(chr(34))}, or leave the key out and it follows the weights"
+    if name not in keys:
+        remedy = "no key changes that: name weights of the same kind"
+    raise CheckpointError(f"{source} has {name}={written}, this model has {name}={json.dumps(ours)}; {remedy}")

@@ -1,0 +1,238 @@
+"""Rows of tokens to train and evaluate on, made of the records of stores.
+
+`Performances` are windows of a record, for the next token. `TaskRows` are `notes_per_record` consecutive notes each, as
+a question and its answer. Rows of training draw their task and their augmentation from (seed, step, row); rows of an
+eval set are fixed: each stretch of notes with each task, unchanged.
+
+The one surprising thing: a row that is played at another speed is written anew from its notes, so that notes which were
+sounding when its window begins are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rung.data.store import Store
+from rung.data.stream import Windows, chosen_of
+from rung.errors import DataError
+from rung.recipe import Arrays, Draw, Stream
+from rung.recipes.piano.augment import Augment, changed
+from rung.recipes.piano.notes import LOWEST, NOTE
+from rung.recipes.piano.sequence import TOKENIZER, Example, moved, prefix_of, sequences
+from rung.recipes.piano.tasks import Choice
+from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, NUM_PITCHES, PAD, VELOCITY
+
+NUM_LOOKED_AT = 512  # rows from which the length of rows and their number of targets are told
+NUM_PREFIX = 2  # tokens: data set and composer
+
+
+class Records(NamedTuple):
+    """Some records of one split of a store."""
+
+    store: Store
+    split: str
+    numbers: np.ndarray
+    dataset: str  # its name, for the prefix
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.store.fingerprint}/{self.split}{chosen_of(self.store, self.split, self.numbers)}"
+
+    def prefix(self, record: int) -> list[int]:
+        return prefix_of(self.dataset, str(self.store.index[record].get("composer") or ""))
+
+
+class Look(NamedTuple):
+    num_rows: int
+    targets: list[np.ndarray]  # the ids that count, of each row
+    longest: int  # predictions that the longest row would have
+    cut: float  # share of rows that are longer than the context
+    unanswered: float  # share of rows that lose their whole answer by that
+
+
+class Performances(Windows):
+    """Rows {"tokens": (rows, context + 1)}: [prefix,] then a window of a record."""
+
+    def __init__(self, records: Records, context: int, augment: Augment, has_prefix: bool) -> None:
+        own = context - NUM_PREFIX * has_prefix
+        if own < 2:
+            raise DataError(
+                f"data.context_size={context} leaves no room after a prefix of {NUM_PREFIX} tokens; raise it"
+            )
+        super().__init__(records.store, records.split, own, PAD, group="composer", records=records.numbers)
+        self.fingerprint += augment.name + ("/prefix" if has_prefix else "")
+        self.about = {"source": records.store.info.get("source"), "split": records.split, "tokenizer": TOKENIZER.hash}
+        self._augment, self._has_prefix = augment, has_prefix
+        self._prefixes = np.array([records.prefix(number) for number in records.numbers.tolist()], dtype=np.uint16)
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        tokens = super().gather(ids, draw)["tokens"]
+        if self._augment:
+            tokens = self._changed(ids, tokens, draw)
+        if self._has_prefix:
+            tokens = np.concatenate([self._prefixes[self._record_of(ids)], tokens], axis=1)
+        return {"tokens": tokens}
+
+    def _changed(self, ids: np.ndarray, tokens: np.ndarray, draw: Draw) -> np.ndarray:
+        speeds = self._augment.draw_speeds(draw)
+        tokens = tokens.copy()
+        for row in np.flatnonzero(speeds != 1).tolist():
+            tokens[row] = self._at_speed(int(ids[row]), float(speeds[row]))
+        is_note = (tokens >= NOTE_ON) & (tokens < VELOCITY)
+        keys = LOWEST + np.where(tokens < NOTE_OFF, tokens - NOTE_ON, tokens - NOTE_OFF).astype(np.int64)
+        lowest = np.where(is_note, keys, LOWEST + NUM_PITCHES).min(axis=1)
+        highest = np.where(is_note, keys, 0).max(axis=1)
+        shifts = self._augment.draw_shifts(draw, lowest, highest)
+        return np.where(is_note, tokens + shifts[:, None], tokens).astype(tokens.dtype)
+
+    def _at_speed(self, row: int, speed: float) -> np.ndarray:
+        record = int(self._record_of(np.array([row]))[0])
+        start = row * self.context + int(self._shift[record])
+        wanted = 16 + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
+        ids = self._ids[start : min(start + wanted, int(self._ends[record]))]
+        head = ids[:1][ids[:1] == CLS]
+        made = np.concatenate([head, TOKENIZER.encode(changed(TOKENIZER.decode(ids), speed, 0))])
+        return filled(made, self.context + 1)
+
+
+class TaskRows(Stream):
+    """Rows {"tokens": (rows, context + 1), "task": (rows,)}: question, answer, padding."""
+
+    def __init__(
+        self,
+        records: Sequence[Records],
+        choices: Sequence[Choice],
+        notes_per_record: int,
+        context: int,
+        has_prefix: bool = False,
+        augment: Augment | None = None,
+    ) -> None:
+        """`augment` None makes an eval set; rows of training may be changed by it, or by nothing."""
+        self.choices, self.context = list(choices), context
+        self.is_eval, self._augment = augment is None, augment or Augment()
+        self.records, self._has_prefix = list(records), has_prefix
+        self._cut(notes_per_record)
+        self.num_rows = len(self._starts) * (len(self.choices) if self.is_eval else 1)
+        if not self.num_rows:
+            raise DataError("no record has two notes or more; prepare other data")
+        asked = [(c.task.name, c.weight, c.ranges) for c in self.choices]
+        how = f"tasks-{notes_per_record}-{context}-{asked}{self._augment.name}{'/prefix' if has_prefix else ''}"
+        self.fingerprint = " + ".join([*(some.fingerprint for some in records), how])
+        self.groups = labels_of(self.choices) if self.is_eval else []
+        weights = np.array([choice.weight for choice in self.choices])
+        self._weight_below = np.cumsum(weights / weights.sum())
+
+    def _cut(self, notes_per_record: int) -> None:
+        """Decodes every record and cuts it into stretches; one note alone at the end of a record is left out."""
+        notes, starts, ends, owners, offsets, at = [], [], [], [], [], 0
+        self._origins: list[tuple[Records, int]] = [(some, n) for some in self.records for n in some.numbers.tolist()]
+        for owner, (some, number) in enumerate(self._origins):
+            first, length = int(some.store.starts[number]), int(some.store.lengths[number])
+            played = TOKENIZER.decode(some.store.arrays["tokens"][first : first + length])
+            cuts = np.arange(0, len(played), notes_per_record)
+            lasts = np.minimum(cuts + notes_per_record, len(played))
+            kept = lasts - cuts >= 2
+            starts.append(at + cuts[kept])
+            ends.append(at + lasts[kept])
+            owners.append(np.full(int(kept.sum()), owner))
+            offsets.append(cuts[kept])
+            notes.append(played)
+            at += len(played)
+        self._notes = np.concatenate(notes) if notes else np.empty(0, dtype=NOTE)
+        self._starts, self._ends, self._owners, self._offsets = (
+            np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (starts, ends, owners, offsets)
+        )
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        tokens = np.full((len(ids), self.context + 1), PAD, dtype=np.uint16)
+        which = self._tasks(ids, draw)
+        for row, made in enumerate(self._sequences(ids, which, draw)):
+            tokens[row, : len(made)] = made[: self.context + 1]
+        return {"tokens": tokens, "task": which}
+
+    def _tasks(self, ids: np.ndarray, draw: Draw) -> np.ndarray:
+        if self.is_eval:
+            return ids // len(self._starts)  # rows spread evenly over the set then meet every task
+        return self._weight_below.searchsorted(draw.uniform("task")[:, 0], side="right").clip(0, len(self.choices) - 1)
+
+    def _sequences(self, ids: np.ndarray, which: np.ndarray, draw: Draw) -> list[np.ndarray]:
+        """The whole of each row, however long."""
+        if self.is_eval:  # a row of an eval set is the same whatever is evaluated with it, and with whatever seed
+            draw = Draw(0, -1, ids)
+        most = max(len(choice.ranges) for choice in self.choices)
+        uniform, seeds = draw.uniform("values", most + 1), draw.integers("noise", 2**31)
+        stretches = [self._stretch(number) for number in self._numbers(ids)]
+        if self._augment:
+            speeds = self._augment.draw_speeds(draw)
+            lowest, highest = (np.array([int(f(n["pitch"])) for n in stretches]) for f in (np.min, np.max))
+            shifts = self._augment.draw_shifts(draw, lowest, highest)
+            stretches = [changed(n, float(f), int(s)) for n, f, s in zip(stretches, speeds, shifts)]
+        examples = []
+        for row, number in enumerate(self._numbers(ids)):
+            choice = self.choices[which[row]]
+            values = choice.task.fitting(stretches[row], choice.draw(uniform[row]))
+            prompt, target = choice.task.split(stretches[row], values, int(seeds[row]))
+            prefix = self._prefix(number) if self._has_prefix else ()
+            examples.append(Example(choice.task, values, prompt, target, prefix))
+        return sequences(examples)
+
+    def _numbers(self, ids: np.ndarray) -> list[int]:
+        numbers: list[int] = (ids % len(self._starts)).tolist()
+        return numbers
+
+    def _stretch(self, number: int) -> np.ndarray:
+        notes = self._notes[self._starts[number] : self._ends[number]]
+        return moved(notes, -float(notes["start"][0]))
+
+    def _prefix(self, number: int) -> list[int]:
+        some, record = self._origins[int(self._owners[number])]
+        return some.prefix(record)
+
+    def look(self, only_answers: bool) -> Look:
+        """What some rows, spread evenly, tell of all."""
+        ids = np.unique(np.linspace(0, self.num_rows - 1, min(self.num_rows, NUM_LOOKED_AT)).astype(np.int64))
+        draw = Draw(0, 0, np.arange(len(ids)))
+        made = self._sequences(ids, self._tasks(ids, draw), draw)
+        asked = [1 + int(np.flatnonzero(one == GENAI)[0]) for one in made]
+        rows = [one[: self.context + 1] for one in made]
+        targets = [one[first if only_answers else 1 :] for one, first in zip(rows, asked)]
+        return Look(
+            len(ids),
+            targets,
+            longest=max(len(one) for one in made) - 1,
+            cut=float(np.mean([len(one) > self.context + 1 for one in made])),
+            unanswered=float(np.mean([first > self.context for first in asked])),
+        )
+
+    def group_of(self, ids: np.ndarray) -> np.ndarray:
+        return ids // len(self._starts) if self.is_eval else super().group_of(ids)
+
+    def cluster_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._owners[self._numbers(ids)]
+
+    def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
+        rows = []
+        for row, number in zip(ids.tolist(), self._numbers(ids)):
+            some, record = self._origins[int(self._owners[number])]
+            known = {"source": some.store.index[record].get("source"), "note": int(self._offsets[number])}
+            rows.append(
+                {"row": row, **known, **({"task": self.groups[row // len(self._starts)]} if self.is_eval else {})}
+            )
+        return rows
+
+
+def filled(ids: np.ndarray, length: int) -> np.ndarray:
+    """Cut or padded to this length."""
+    return np.concatenate([ids[:length], np.full(max(length - len(ids), 0), PAD, ids.dtype)])
+
+
+def labels_of(choices: Sequence[Choice]) -> list[str]:
+    """A name for each: that of its task, numbered where a task is asked for with several ranges."""
+    labels: list[str] = []
+    for choice in choices:
+        again = sum(label.partition("-")[0] == choice.task.name for label in labels)
+        labels.append(f"{choice.task.name}-{again + 1}" if again else choice.task.name)
+    return labels

@@ -1,0 +1,252 @@
+"""If this fails, a run learns from other data than it says, in another stage, or says nothing where it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rung.cli.resolve import schema_of
+from rung.config import Layer, parse_overrides
+from rung.errors import ConfigError, DataError, UserError
+from rung.recipe import Draw
+from rung.recipes.piano.recipe import Piano
+from rung.recipes.piano.tokenizer import Tokenizer
+from tests.recipes.piano.tunes import write_store
+
+Rung = Callable[..., CompletedProcess[str]]
+SMALL = [
+    "system.device=cpu",
+    "system.dtype=float32",
+    "model.n_layer=1",
+    "model.n_head=2",
+    "model.n_embd=16",
+    "data.context_size=96",
+    "data.batch_size=4",
+    "data.notes_per_record=8",
+    "optimizer.max_iters=2",
+    "lr.warmup_iters=0",
+    "eval_interval=1",
+    "eval_iters=3",
+    "sampling.num_tokens=24",
+]
+
+
+def recipe(*words: str) -> Piano:
+    merged = {word.partition("=")[0]: word for word in (*SMALL, *words)}
+    config = schema_of("piano", Piano).resolve([Layer("command line", parse_overrides(merged.values()))])
+    return Piano(config.view("recipe"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("data") / "base")
+
+
+def digests(path: Path, *splits: str) -> set[str]:
+    lines = [json.loads(line) for line in (path / "index.jsonl").read_text().splitlines()]
+    return {line["digest"] for line in lines if line["split"] in splits}
+
+
+# Roles of data
+
+
+def test_the_base_only_validates_and_extras_only_train(base: Path, tmp_path: Path) -> None:
+    extra = write_store(tmp_path / "extra", {f"{n}.mid": 100 + n for n in range(12)})
+    made = recipe(f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{extra}]")
+    streams = made.streams()
+    used = {record["source"] for record in streams["train"].places(np.arange(streams["train"].num_rows))}
+    lines = [json.loads(line) for line in (extra / "index.jsonl").read_text().splitlines()]
+    assert used == {line["source"] for line in lines if line["split"] == "train"}
+    held = {record["source"] for record in streams["full_val"].places(np.arange(streams["full_val"].num_rows))}
+    assert held
+    assert all("/" in source for source in held)  # those of the base lie in folders
+
+
+@pytest.mark.parametrize("stage", ["next_token_pretraining", "piano_task"])
+def test_what_the_base_holds_out_is_not_trained_on(base: Path, tmp_path: Path, stage: str) -> None:
+    """Every tune of the base lies in the extra set too."""
+    extra = write_store(tmp_path / "extra", {f"{n}.mid": n for n in range(48)})
+    held_out = digests(base, "validation", "test")
+    shared = held_out & digests(extra, "train")
+    assert shared, "the two sets must meet for this to mean anything"
+    words = (f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{extra}]", f"stage={stage}")
+    made = recipe(*words)
+    train = made.streams()["train"]
+    used = {place["source"] for place in train.places(np.arange(train.num_rows))}
+    index = {r["source"]: r["digest"] for r in map(json.loads, (extra / "index.jsonl").read_text().splitlines())}
+    assert used
+    assert not {index[source] for source in used} & held_out
+    assert any(f"{len(shared)} of " in said for said in made.remarks())
+
+
+def test_several_extras_are_trained_on_together(base: Path, tmp_path: Path) -> None:
+    extras = [
+        write_store(tmp_path / name, {f"{name}{n}.mid": first + n for n in range(9)})
+        for name, first in [("a", 200), ("b", 300)]
+    ]
+    alone = [
+        recipe(f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{e}]").streams()["train"] for e in extras
+    ]
+    both = recipe(f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{extras[0]},{extras[1]}]").streams()
+    assert both["train"].num_rows == sum(stream.num_rows for stream in alone)
+    assert both["train"].fingerprint not in {stream.fingerprint for stream in alone}
+
+
+def test_composers_get_sets_of_their_own(base: Path) -> None:
+    streams = recipe(f"dataset.base_dataset_name={base}").streams()
+    composers = {
+        r["composer"]
+        for r in map(json.loads, (base / "index.jsonl").read_text().splitlines())
+        if r["split"] == "validation"
+    }
+    assert composers == {"Bach", "Chopin"}, "the split must have both for this to mean anything"
+    assert list(streams) == ["train", "full_val", "bach", "chopin"]
+    assert streams["bach"].num_rows + streams["chopin"].num_rows == streams["full_val"].num_rows
+    assert list(recipe(f"dataset.base_dataset_name={base}", "dataset.eval_composers=[]").streams()) == [
+        "train",
+        "full_val",
+    ]
+
+
+def test_data_that_is_not_there_is_said_with_what_prepares_it(base: Path) -> None:
+    with pytest.raises(DataError, match=r"rung data piano --from FOLDER --name owner/set.*dataset.extra_datasets"):
+        recipe(f"dataset.base_dataset_name={base}", "dataset.extra_datasets=[owner/set]").streams()
+
+
+def test_a_setting_that_the_data_does_not_have_is_refused(base: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset.sustain=True, but .* was prepared with False"):
+        recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=true").streams()
+    recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=false").streams()
+
+
+# Stages
+
+
+def test_answers_cannot_be_counted_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"loss_masking=finetuning.*set stage=piano_task"):
+        recipe("loss_masking=finetuning")
+
+
+def test_tasks_from_a_next_token_scratch_contradict_each_other(base: Path) -> None:
+    made = recipe("stage=piano_task")
+    with pytest.raises(ConfigError, match=r"init_from=scratch_next_token asks for two things.*init_from=scratch"):
+        made.check_start("scratch_next_token")
+    made.check_start("scratch")
+    made.check_start("piano/7")
+    recipe().check_start("scratch_next_token")
+
+
+def test_what_is_not_decided_is_decided_aloud(base: Path) -> None:
+    words = (f"dataset.base_dataset_name={base}", "dataset.extra_datasets=['...']", "stage=piano_task", "tasks=TODO")
+    made = recipe(*words)
+    made.streams()
+    said = " ".join(made.remarks())
+    assert "the train split of" in said
+    assert "all 11 tasks" in said
+
+
+def test_the_order_of_special_tokens_is_part_of_what_weights_mean(base: Path) -> None:
+    made = recipe(f"dataset.base_dataset_name={base}")
+    before = made.identity()
+    specials = Tokenizer().specials
+    made.tokenizer = Tokenizer((specials[1], specials[0], *specials[2:]))
+    assert made.identity()["vocab_size"] == before["vocab_size"]
+    assert made.identity()["specials"] != before["specials"]
+    assert made.identity()["tokenizer"] != before["tokenizer"]
+
+
+# Completions
+
+
+@pytest.mark.parametrize("stage", ["next_token_pretraining", "piano_task"])
+def test_an_eval_can_also_compare_notes(base: Path, stage: str) -> None:
+    made = recipe(
+        f"dataset.base_dataset_name={base}", f"stage={stage}", "evaluation.completed=1", "evaluation.ngram=true",
+        "tasks=[continuation, top_line]",
+    )  # fmt: skip
+    streams, model = made.streams(), made.model().eval()
+    ids = np.unique(np.linspace(0, streams["full_val"].num_rows - 1, 6).astype(int))
+    draw = Draw(0, -1, ids)
+    batch = {name: torch.from_numpy(a) for name, a in streams["full_val"].gather(ids, draw).items()}
+    with torch.no_grad():
+        found, again = made.measure(model, batch, draw), made.measure(model, batch, draw)
+    assert {"f1", "copy_f1", "ngram_f1", "key_agrees"} <= set(found)
+    assert ("top_line_f1" in found) == (stage == "piano_task")
+    assert {name: float(total) for name, (total, _) in found.items()} == {n: float(t) for n, (t, _) in again.items()}
+    for name, (total, count) in found.items():
+        assert np.isfinite(float(total) / float(count)), name
+    assert not recipe(f"dataset.base_dataset_name={base}").measure(model, batch, draw)
+
+
+def test_what_was_played_itself_has_an_f1_of_one(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rung.recipes.piano import completion
+
+    monkeypatch.setattr(completion, "complete", lambda model, prompts, how, generator: [p.reference for p in prompts])
+    made = recipe(
+        f"dataset.base_dataset_name={base}", "stage=piano_task", "evaluation.completed=1", "data.context_size=300"
+    )
+    streams, model = made.streams(), made.model()
+    ids = np.arange(streams["full_val"].num_rows)
+    draw = Draw(0, -1, ids)
+    batch = {name: torch.from_numpy(a) for name, a in streams["full_val"].gather(ids, draw).items()}
+    found = {name: float(total) / float(count) for name, (total, count) in made.measure(model, batch, draw).items()}
+    for choice in made.choices:
+        assert found[f"{choice.task.name}_f1"] == 1.0
+    assert found["f1"] == found["f1_velocity"] == found["key_agrees"] == 1.0
+
+
+# Samples
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["sampling.task=top_line"], "is for a run of stage=piano_task"),
+        (["stage=piano_task", "sampling.task=topline"], "is not a task; it knows continuation"),
+        (["stage=piano_task", "tasks=[infill]", "sampling.task=top_line"], "not among what this run has learned"),
+        (["sampling.composer=Bach"], "trained without composers"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_refused(base: Path, words: list[str], match: str) -> None:
+    made = recipe(f"dataset.base_dataset_name={base}", *words)
+    with pytest.raises(UserError, match=match):
+        made.sample(made.model(), Draw(0, 0, np.arange(1)))
+
+
+def test_samples_of_tasks_are_of_held_out_pieces(base: Path) -> None:
+    made = recipe(
+        f"dataset.base_dataset_name={base}", "stage=piano_task", "sampling.num_samples=3", "data.context_size=300"
+    )
+    samples = made.sample(made.model().eval(), Draw(0, 0, np.arange(1)))
+    captions = [sample.caption for sample in samples if sample.name.endswith(".mid")]
+    assert [caption.partition(",")[0].partition(":")[0] for caption in captions] == [
+        "continuation",
+        "top_line",
+        "bottom_line",
+    ]
+    assert all("note F1" in caption for caption in captions)
+
+
+# From outside
+
+
+def test_both_stages_from_the_command_line(rung: Rung, base: Path) -> None:
+    words = (*SMALL, f"dataset.base_dataset_name={base}", "sampling.num_samples=2")
+    rung("train", "piano", *words)
+    done = rung("train", "piano", *words[6:], "stage=piano_task", "loss_masking=finetuning", "init_from=piano/1")
+    assert "weights from" in done.stdout
+    figures = json.loads(rung("eval", "piano/2", "--json").stdout)
+    assert list(figures) == ["full_val", "bach", "chopin"]
+    whole: dict[str, Any] = figures["full_val"]
+    assert {"note_on", "velocity", "time"} <= set(whole)
+    assert sum(name in whole for name in ("continuation", "top_line", "infill", "harmonise")) >= 2
+    alone = json.loads(rung("train", "piano", *words[6:], "stage=piano_task", "loss_masking=finetuning",
+                            "init_from=piano/2", "eval_only=true").stdout)  # fmt: skip
+    assert alone["full_val"]["loss"] == pytest.approx(whole["loss"])

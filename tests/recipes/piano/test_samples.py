@@ -1,0 +1,278 @@
+"""If this fails, what a model makes of a prompt is put in the wrong place, or a user's file is not what it is given."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rung.errors import DataError, UserError
+from rung.nn.transformer import Shape, Transformer
+from rung.recipes.piano import render, samples
+from rung.recipes.piano.midi import read_midi, write_midi
+from rung.recipes.piano.notes import join, make
+from rung.recipes.piano.samples import How, Prompt, artifacts, complete, from_file, from_nothing, make_all
+from rung.recipes.piano.sequence import TOKENIZER, answer, prefix_of, question
+from rung.recipes.piano.tasks import TASKS
+from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, TIME, VELOCITY, VOCAB_SIZE
+
+HOW = How(num_tokens=60, temperature=1.0, top_k=None, top_p=0.98, grammar=True)
+GREEDY = How(num_tokens=60, temperature=0.0, top_k=None, top_p=None, grammar=True)
+
+
+def tune(num_notes: int = 30, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    start = np.cumsum(rng.integers(1, 30, size=num_notes)) * 0.01
+    start -= start[0]
+    length = rng.integers(5, 40, size=num_notes) * 0.01
+    return make(start, start + length, rng.permutation(np.arange(40, 100))[:num_notes], 4 * rng.integers(5, 25) + 2)
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(Shape(vocab_size=VOCAB_SIZE, context_size=256, n_layer=1, n_head=2, n_embd=16), seed=0)
+
+
+@pytest.fixture
+def song(tmp_path: Path) -> Path:
+    path = tmp_path / "song.mid"
+    path.write_bytes(write_midi(tune()))
+    return path
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# Prompts out of files -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_the_prompt(song: Path) -> None:
+    prompt = from_file(song, None, context_size=2048)
+    assert np.array_equal(prompt.ids, np.concatenate([[CLS], TOKENIZER.encode(tune())]))
+    assert np.array_equal(prompt.notes["pitch"], tune()["pitch"])
+    assert prompt.origin_s == prompt.notes["end"].max()
+    assert prompt.words == "song.mid"
+    asked = from_file(song, TASKS["high_notes"], (30,), context_size=2048, prefix=prefix_of("bach", "Bach"))
+    assert np.array_equal(asked.ids, question(TASKS["high_notes"], (30,), prompt.notes, prefix_of("bach", "Bach")))
+    assert asked.ids[-1] == GENAI
+    # Rows of the next token have their prefix first, as they are windows of records that begin with <CLS>.
+    told = from_file(song, None, context_size=2048, prefix=prefix_of("bach", "Bach"))
+    assert np.array_equal(told.ids, [*prefix_of("bach", "Bach"), *prompt.ids])
+    assert from_nothing().ids.tolist() == [CLS]
+
+
+def test_a_file_that_begins_late_and_leaves_the_piano(tmp_path: Path) -> None:
+    late = join([make(100 + tune()["start"], 100 + tune()["end"], tune()["pitch"], 60), make(100.5, 101, 127, 60)])
+    (tmp_path / "late.mid").write_bytes(write_midi(late))
+    prompt = from_file(tmp_path / "late.mid", None, context_size=2048)
+    assert (len(prompt.notes), prompt.notes["start"].min()) == (30, 0)
+    assert prompt.words == "late.mid, without 1 outside the piano"
+
+
+@settings(max_examples=25)
+@given(st.integers(24, 700), st.sampled_from([None, "continuation", "top_line", "velocity_denoising"]))
+def test_as_many_notes_are_kept_as_fill_half_a_context(
+    tmp_path_factory: pytest.TempPathFactory, context_size: int, name: str | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "long.mid"
+    if not path.exists():
+        path.write_bytes(write_midi(tune(60)))
+    task = TASKS[name] if name else None
+    values = task.values_of([]) if task else ()
+    prompt = from_file(path, task, values, context_size=context_size)
+    is_last = name in (None, "continuation")
+
+    def asked(num: int) -> int:
+        kept = tune(60)[60 - num :] if is_last else tune(60)[:num]
+        kept = make(kept["start"] - kept["start"][0], kept["end"] - kept["start"][0], kept["pitch"], kept["velocity"])
+        return len(question(task, values, kept)) if task else 1 + len(TOKENIZER.encode(kept))
+
+    num = len(prompt.notes)
+    assert len(prompt.ids) == asked(num) <= context_size // 2
+    assert num == 60 or asked(num + 1) > context_size // 2
+    assert np.array_equal(prompt.notes["pitch"], (tune(60)[60 - num :] if is_last else tune(60)[:num])["pitch"])
+    assert prompt.notes["start"][0] == 0
+    which = "last" if is_last else "first"
+    assert prompt.words == ("long.mid" if num == 60 else f"the {which} {num} of 60 notes of long.mid")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, "cannot read .*No such file"),
+        (b"", "not a readable MIDI file"),
+        (b"RIFF, not a MIDI file at all", "not a readable MIDI file"),
+        (write_midi(tune()[:0]), "has no notes that a piano could play"),
+        (write_midi(make(0, 1, 5, 60)), "has no notes that a piano could play"),
+    ],
+)
+def test_a_file_that_cannot_be_a_prompt_is_refused_in_one_line(tmp_path: Path, data: bytes | None, said: str) -> None:
+    path = tmp_path / "odd\x1b[31m\nname.mid"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(DataError, match=said) as refused:
+        from_file(path, None, context_size=512)
+    assert str(refused.value).isprintable()
+    assert str(refused.value).startswith("sampling.prompt: ")
+
+
+def test_a_context_without_room_for_a_note_is_refused(song: Path) -> None:
+    with pytest.raises(DataError, match=r"not one note of .* fits half of data\.context_size=6"):
+        from_file(song, None, context_size=6)
+
+
+def test_the_span_of_an_infill_is_emptied_and_must_lie_in_the_file(song: Path) -> None:
+    infill = TASKS["infill"]
+    prompt = from_file(song, infill, (2, 2), context_size=2048)
+    is_in = (tune()["start"] >= 1.0) & (tune()["start"] < 2.0)
+    assert np.array_equal(prompt.notes["pitch"], tune()[~is_in]["pitch"])
+    assert prompt.reference is not None
+    assert np.array_equal(prompt.reference["pitch"], tune()[is_in]["pitch"])
+    assert (prompt.origin_s, prompt.words) == (1.0, f"song.mid, {is_in.sum()} notes taken out")
+    song.write_bytes(write_midi(tune()[~is_in]))  # somebody's own hole
+    hole = from_file(song, infill, (2, 2), context_size=2048)
+    assert np.array_equal(hole.ids, prompt.ids)
+    assert (hole.reference, hole.words) == (None, "song.mid")
+    with pytest.raises(
+        DataError, match=r"from 50 s, 1 s long, lies past the end .*sampling.parameters=\[from, length\]"
+    ):
+        from_file(song, infill, (100, 2), context_size=2048)
+
+
+# Completions --------------------------------------------------------------------------------------------------------
+
+
+class Parrot(Transformer):
+    """Says what it was told to say, one list of ids for each row, whatever it is given."""
+
+    def __init__(self, said: list[np.ndarray]) -> None:
+        super().__init__(Shape(vocab_size=VOCAB_SIZE, context_size=256, n_layer=1, n_head=1, n_embd=4))
+        self.said, self.place = said, 0
+
+    def logits(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        logits_BV = torch.zeros(len(self.said), VOCAB_SIZE)
+        for row, ids in enumerate(self.said):
+            logits_BV[row, int(ids[min(self.place, len(ids) - 1)])] = 9.0
+        self.place += 1
+        return logits_BV
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("grammar", [True, False])
+def test_a_right_answer_comes_back_in_its_place(name: str, grammar: bool) -> None:
+    task, piece = TASKS[name], tune(12)
+    values = task.fitting(piece, task.values_of([]))
+    given, target = task.split(piece, values, 3)
+    origin_s = task.origin(given, values)
+    prompt = Prompt(question(task, values, given), given, task, values, origin_s, "a piece", target)
+    how = How(250, 0.0, None, None, grammar)
+    (made,) = make_all(Parrot([answer(target, origin_s)]), [prompt], how, None)
+    assert made.cut_at is None
+    for column in ("start", "end"):
+        np.testing.assert_allclose(made.notes[column], target[column], atol=1e-6)
+    assert np.array_equal(made.notes["pitch"], target["pitch"])
+    assert "note F1 1.00 against what was played" in samples.caption_of(prompt, made.notes, how)
+    np.testing.assert_allclose(prompt.whole(made.notes)["start"], piece["start"], atol=1e-6)
+
+
+def test_time_goes_on_from_the_last_event_of_a_prompt_without_a_task(song: Path) -> None:
+    prompt = from_file(song, None, context_size=2048)
+    next_notes = make([0.5, 0.7], [0.6, 1.0], [60, 64], 62)
+    (made,) = complete(Parrot([TOKENIZER.encode(next_notes)]), [prompt], GREEDY, None)
+    end_s = prompt.notes["end"].max()
+    np.testing.assert_allclose(made["start"][:2], [end_s + 0.5, end_s + 0.7])
+    np.testing.assert_allclose(made["end"][0], end_s + 0.6)
+
+
+def test_a_prompt_that_breaks_off_anywhere_is_taken_up_there() -> None:
+    ids = np.array([CLS, VELOCITY + 3, NOTE_ON + 40, TIME + 3, VELOCITY + 20])
+    prompt = Prompt(ids, TOKENIZER.decode(ids, keep_open=True), None, (), 0.08, "half a piece")
+    said = np.array([NOTE_ON + 44, TIME + 4, NOTE_OFF + 40, NOTE_OFF + 44])
+    (made,) = complete(Parrot([said]), [prompt], How(4, 0.0, None, None, True), None)
+    assert made.tolist() == [(0.08, 0.24, 65, 82)]  # as loud as the prompt said; the older note is the prompt's
+
+
+def test_prompts_of_all_kinds_are_completed_in_one_batch_as_each_alone(model: Transformer, song: Path) -> None:
+    prompts = [
+        from_nothing(),
+        from_file(song, None, context_size=256),
+        from_file(song, TASKS["top_line"], context_size=256),
+        from_file(song, TASKS["infill"], (2, 2), context_size=200),
+    ]
+    together = make_all(model, prompts, GREEDY, None)
+    for prompt, made in zip(prompts, together, strict=True):
+        (alone,) = make_all(model, [prompt], GREEDY, None)
+        assert np.array_equal(made.notes, alone.notes)
+        assert made.cut_at == alone.cut_at
+    assert complete(model, [], GREEDY, None) == []
+
+
+@pytest.mark.parametrize("grammar", [True, False])
+def test_an_answer_that_is_cut_says_so(model: Transformer, song: Path, grammar: bool) -> None:
+    keys = np.arange(20, 60)
+    endless = np.concatenate([np.stack([np.full(40, VELOCITY), NOTE_ON + keys], axis=1).ravel(), [TIME]])
+    asked, free = from_file(song, TASKS["top_line"], context_size=256), from_nothing()
+    how = How(30, 0.0, None, None, grammar)
+    cut, plain = make_all(Parrot([endless, endless]), [asked, free], how, None)
+    assert (cut.cut_at, plain.cut_at) == (30, None)  # a continuation is as long as was asked for
+    assert "cut after 30 tokens" in samples.caption_of(asked, cut.notes, how, cut.cut_at)
+    assert (len(cut.notes) > 0) == grammar  # without a grammar nothing was brought to its end
+    long = make_all(Parrot([endless]), [asked], How(9999, 0.0, None, None, grammar), None)[0]
+    assert long.cut_at == 257 - len(asked.ids)  # never more than the context holds
+
+
+def test_the_same_seed_gives_the_same_notes(model: Transformer) -> None:
+    first, again, other = (complete(model, [from_nothing()] * 2, HOW, seeded(seed)) for seed in (1, 1, 2))
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def colours(picture: bytes) -> set[str]:
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)[46:]  # below the legend
+    red, blue = pixels[..., 0], pixels[..., 2]
+    return {name for name, found in (("model", blue - red > 40), ("prompt", red - blue > 40)) if found.any()}
+
+
+@pytest.mark.parametrize("name", ["continuation", "infill", "top_line", "velocity_denoising", "timing_denoising"])
+def test_files_have_the_whole_and_the_picture_has_both(name: str) -> None:
+    task, piece = TASKS[name], tune(12)
+    values = task.fitting(piece, task.values_of([]))
+    given, target = task.split(piece, values, 3)
+    prompt = Prompt(question(task, values, given), given, task, values, 0.0, "a piece", target)
+    made = {sample.name: sample for sample in artifacts(4, prompt, target, HOW)}
+    heard = read_midi(made["sample-4.mid"].data)
+    np.testing.assert_allclose(heard["start"], piece["start"], atol=1e-3)
+    assert np.array_equal(heard["velocity"], piece["velocity"])
+    assert colours(made["sample-4.png"].data) == {"model", "prompt"}
+    assert {"sample-4.wav"} < set(made) or {"sample-4.no-sound.txt"} < set(made)
+    caption = made["sample-4.mid"].caption
+    assert caption.startswith(f"{task.describe(values)}: {len(given)} notes given, {len(target)} made, ")
+    assert caption.endswith("temperature 1, note F1 1.00 against what was played; prompt: a piece")
+
+
+def test_from_nothing_there_is_one_colour_and_no_prompt_in_the_caption() -> None:
+    made = {sample.name: sample for sample in artifacts(0, from_nothing(), tune(5), HOW)}
+    assert colours(made["sample-0.png"].data) == {"model"}
+    assert made["sample-0.mid"].caption == f"5 notes, {tune(5)['end'].max():.1f} s, from nothing, temperature 1"
+    none = next(artifacts(0, from_nothing(), tune(5)[:0], HOW))
+    assert none.caption == "no notes yet: train longer"
+
+
+def test_without_a_sound_font_the_notes_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(notes: np.ndarray) -> None:
+        raise UserError("no sound font; be online once")
+
+    monkeypatch.setattr(render, "to_wav", fail)
+    made = list(artifacts(0, from_nothing(), tune(5), HOW))
+    assert [sample.name for sample in made] == ["sample-0.mid", "sample-0.png", "sample-0.no-sound.txt"]
+    assert made[-1].data == b"no sound font; be online once\n"

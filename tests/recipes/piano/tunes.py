@@ -1,0 +1,32 @@
+"""Small stores of made-up tunes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rung.recipes.piano import data, midi, notes
+
+SPLIT_SEED = 1  # puts a piece of each composer into validation
+
+
+def tune(seed: int, num_notes: int = 24) -> bytes:
+    rng = np.random.default_rng(seed)
+    starts = np.cumsum(rng.choice([0.1, 0.2, 0.4], size=num_notes))
+    return midi.write_midi(notes.make(starts, starts + 0.2, 50 + rng.integers(0, 24, num_notes), 64))
+
+
+def write_store(out: Path, tunes: dict[str, int] | None = None) -> Path:
+    """Tunes by path, where the same seed is the same tune; without any, twenty pieces each of Bach and Chopin."""
+    if tunes is None:
+        names = [f"{composer}/piece{n}/a.mid" for composer in ("Bach", "Chopin") for n in range(20)]
+        tunes = {name: seed for seed, name in enumerate(names)}
+    folder = out.parent / f"{out.name}-midi"
+    for name, seed in tunes.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tune(seed))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data.prepare(folder, out, seed=SPLIT_SEED)
+    return out
