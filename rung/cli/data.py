@@ -56,7 +56,7 @@ def command() -> None:
     "source",
     type=click.Path(path_type=Path),
     metavar="WHERE",
-    help="A folder or file of your own, or a Hugging Face data set (text only); default: the embedded data.",
+    help="A folder or file of your own, or a Hugging Face data set (text, piano); default: the embedded data.",
 )
 @click.option("--name", help="What to call it; default: what the recipe's config names.")
 @click.option("--replace", is_flag=True, help="Prepare it again if it is there already.")
@@ -77,6 +77,7 @@ def prepare(**given: object) -> None:
     Examples:
       rung data piano
       rung data piano --from ~/maestro --name maestro
+      rung data piano --from maestro-v3.0.0-midi.zip --name maestro dataset.sustain=true
       rung data piano --replace dataset.pause_detection_threshold=2
       rung data world --report
       rung data text --max-examples-per-split 50

@@ -95,6 +95,8 @@ class Examined:
                 rows = [{"set": name, **place} for place in stream.places(np.arange(stream.num_rows))]
                 sets[name]["windows_hash"] = _hash(rows)
                 sets[name]["fingerprint"] = stream.fingerprint
+                if model is setup.state.model:  # the loss knows no other
+                    sets[name]["parts"] = _parts(setup.evaluator.run(model, {name: stream})[name])
                 windows += rows
         finally:
             close()
@@ -110,6 +112,11 @@ class Examined:
             "weights": subject.weights,
             "sets": {name: {**values, "baselines": self.baselines[name]} for name, values in self.sets.items()},
         }
+
+
+def _parts(values: Mapping[str, float]) -> dict[str, float]:
+    """The parts of the loss and what the recipe measures besides it."""
+    return {name: value for name, value in values.items() if name not in ("loss", "loss_se", "targets")}
 
 
 def write_examined(found: Examined) -> None:
@@ -153,6 +160,8 @@ def _print_set(name: str, values: Mapping[str, Any], baselines: Mapping[str, flo
     if mean and mean["loss"] is not None:
         rows.append(["mean of groups", _number(mean["loss"]), _number(mean["se"]), "", "", ""])
     print_table(head, rows, numeric=range(1, 6))
+    if parts := values.get("parts"):
+        click.echo(f"  {', '.join(f'{name} {value:.4f}' for name, value in parts.items())}")
     positions = values.get("positions", {}).get("loss", [])
     known = [(place, loss) for place, loss in enumerate(positions, start=1) if loss is not None]
     if known:

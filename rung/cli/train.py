@@ -177,10 +177,8 @@ def of_sweep(point: str, runs_root: Path) -> dict[str, Any]:
 
 def mirrors_of(resolved: Resolved, asked: Sequence[str]) -> tuple[str, ...]:
     """The trackers that the command line or the config asks for."""
-    if not resolved.config.view("engine").logging.wandb_log:
-        return tuple(asked)
     resolved.config.reads.add("logging.wandb_project")  # the mirror reads it, out of the tree
-    return (*asked, "wandb")
+    return (*asked, "wandb") if resolved.config.view("engine").logging.wandb_log else tuple(asked)
 
 
 def require_mirrors(kinds: Sequence[str]) -> None:

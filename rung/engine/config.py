@@ -135,7 +135,8 @@ class Engine:
     seed: int = key(1337, "Start of every random stream: weights, order of the data, dropout, samples.", low=0)
     init_from: str = key(
         "scratch_next_token",
-        "Initial weights: scratch_next_token, a checkpoint folder, or a run such as piano/7 (its best).",
+        "Initial weights: scratch_next_token, scratch, a run such as piano/7 (its best), a checkpoint folder, a "
+        "Hugging Face folder, or a nanoGPT file.",
     )
     system: System = section(System, "The machine.")
     ddp: Ddp = section(Ddp, "Several processes under torchrun.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from rung.engine import checkpoint
 from rung.engine.build import Setup, find_checkpoint, restore
 from rung.engine.clock import Clock
 from rung.engine.config import SCRATCH
+from rung.engine.init_from import foreign
 from rung.engine.signals import Signals
 from rung.engine.state import Progress, set_training
 from rung.errors import UserError
@@ -86,11 +88,26 @@ class Walk:
         origin = self.setup.cfg.init_from
         if origin in SCRATCH:
             return self._initial
+        if (source := foreign(origin)) is not None:
+            return self._adopted(source)
         try:
             path = find_checkpoint(origin, self._run.path.parent.parent)
             return self._initial | checkpoint.load(path).weights
         except UserError:
             return None
+
+    def _adopted(self, source: Path) -> dict[str, Tensor] | None:
+        """The first weights once more with those of others in them, as the build did it."""
+        model = self.setup.state.model
+        now = copy_of(model)
+        try:
+            load(model, self._initial)
+            self.setup.recipe.adopt(model, source)
+            return copy_of(model)
+        except UserError:
+            return None
+        finally:
+            load(model, now)
 
     @cached_property
     def masks(self) -> frozenset[str]:

@@ -60,6 +60,21 @@ def piano(data: Path) -> Case:
     )  # fmt: skip
 
 
+def piano_task(data: Path) -> Case:
+    from rung.recipes.piano.recipe import Piano
+
+    # Rows that are cut, and some without any answer left; tasks, speeds and shifts are drawn.
+    words = (
+        f"dataset.base_dataset_name={data} model.n_layer=2 model.n_head=2 model.n_embd=32 model.dropout=0.1 "
+        "stage=piano_task init_from=scratch loss_masking=finetuning data.context_size=48 data.notes_per_record=6 "
+        "data.prefix_tokens=true dataset.augmentation.max_pitch_shift=2 dataset.augmentation.speed_change_factors=[1.1] "
+        "sampling.num_tokens=40"
+    )
+    overfit = ("lr.learning_rate=1e-2", "model.dropout=0", "tasks=[continuation]",
+               "dataset.augmentation.max_pitch_shift=0", "dataset.augmentation.speed_change_factors=[]")  # fmt: skip
+    return Case("piano", Piano, tuple(words.split()), overfit, 0.5, ("model.dropout=0",))
+
+
 def text(data: Path) -> Case:
     from rung.recipes.text.recipe import Text
 
@@ -97,6 +112,7 @@ def toy(data: Path) -> Case:
 # One line per recipe of the catalog; test_catalog fails when one is missing. The fixture makes its data.
 CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano": (piano, "piano_data"),
+    "piano_task": (piano_task, "piano_data"),
     "text": (text, "text_data"),
     "world": (world, "world_data"),
     "toy": (toy, "tmp_path"),

@@ -460,5 +460,6 @@ def test_a_plain_name_lies_in_the_data_folder(monkeypatch: pytest.MonkeyPatch) -
     assert place("piano") == Path("data/piano")
     monkeypatch.setenv("RUNG_DATA", "/elsewhere")
     assert place("piano") == Path("/elsewhere/piano")
-    assert place("sets/piano") == Path("sets/piano")
+    assert place("./sets/piano") == Path("sets/piano")
+    assert place("sets/piano") == Path("/elsewhere/sets/piano")
     assert place("/sets") == Path("/sets")

@@ -208,9 +208,12 @@ class Piano(Recipe):
         asked = [n for n, choice in enumerate(self.choices) if choice.task is task]
         order = asked if self._sampling["task"] else list(range(len(self.choices)))
         num_stretches = rows.num_rows // len(self.choices)
-        ids = [k * num_stretches // num + order[k % len(order)] * num_stretches for k in range(num)]
-        tokens = rows.gather(np.array(ids), Draw(0, -1, np.arange(num)))["tokens"]
-        prompts = [prompt for prompt in map(prompt_of, tokens) if prompt is not None]
+        prompts = []
+        for number in range(num):
+            first, task_rows = number * num_stretches // num, order[number % len(order)] * num_stretches
+            ids = task_rows + (first + np.arange(min(num_stretches, NUM_TRIED))) % num_stretches
+            tokens = rows.gather(ids, Draw(0, -1, ids))["tokens"]
+            prompts += [prompt for prompt in map(prompt_of, tokens) if prompt is not None][:1]  # others were cut
         if not prompts:
             raise UserError(
                 f"data.context_size={self.cfg.data.context_size} holds no whole row of "
@@ -220,10 +223,16 @@ class Piano(Recipe):
 
     # Weights of others
 
-    def adopt(self, model: nn.Module, source: Path) -> str:
-        from rung.nn.adopt import adopt
+    @classmethod
+    def keys_of(cls, source: Path) -> Mapping[str, Any]:
+        from rung.nn.adopt import keys_of
 
-        return adopt(cast("Transformer", model), source)
+        return keys_of(source)
+
+    def adopt(self, model: nn.Module, source: Path) -> str:
+        from rung.recipes.piano.exported import adopt_weights
+
+        return adopt_weights(cast("Transformer", model), self.tokenizer, source)
 
     def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
         from rung.recipes.piano.exported import export_hf
@@ -239,20 +248,22 @@ class Piano(Recipe):
         from rung.data.store import place
         from rung.recipes.piano.data import prepare
 
-        out = place(name or cfg.dataset.base_dataset_name)
+        name = name or cfg.dataset.base_dataset_name
+        out = place(name)
         summary = prepare(
             source,
             out,
             pause_detection_threshold=cfg.dataset.pause_detection_threshold,
             sustain=bool(cfg.dataset.sustain),
             seed=seed,
-            name=out.name,
+            name=name,
             replace=replace,
             report=report,
         )
         return out, summary
 
 
+NUM_TRIED = 64  # rows of the eval set that are looked at for one that is whole
 SAMPLING = (
     "num_samples", "num_tokens", "temperature", "top_k", "top_p", "grammar", "prompt", "task", "parameters", "composer",
 )  # fmt: skip

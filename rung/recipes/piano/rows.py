@@ -121,7 +121,8 @@ class TaskRows(Stream):
         asked = [(c.task.name, c.weight, c.ranges) for c in self.choices]
         how = f"tasks-{notes_per_record}-{context}-{asked}{self._augment.name}{'/prefix' if has_prefix else ''}"
         self.fingerprint = " + ".join([*(some.fingerprint for some in records), how])
-        self.groups = labels_of(self.choices) if self.is_eval else []
+        self._composers = [str(some.store.index[n].get("composer") or "") for some, n in self._origins]
+        self.groups = sorted({name for name in self._composers if name})
         weights = np.array([choice.weight for choice in self.choices])
         self._weight_below = np.cumsum(weights / weights.sum())
 
@@ -208,19 +209,20 @@ class TaskRows(Stream):
         )
 
     def group_of(self, ids: np.ndarray) -> np.ndarray:
-        return ids // len(self._starts) if self.is_eval else super().group_of(ids)
+        number_of = {name: number for number, name in enumerate(self.groups)}
+        by_owner = np.array([number_of.get(name, -1) for name in self._composers])
+        return by_owner[self.cluster_of(ids)]
 
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
         return self._owners[self._numbers(ids)]
 
     def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        rows = []
+        rows, labels = [], labels_of(self.choices)
         for row, number in zip(ids.tolist(), self._numbers(ids)):
             some, record = self._origins[int(self._owners[number])]
             known = {"source": some.store.index[record].get("source"), "note": int(self._offsets[number])}
-            rows.append(
-                {"row": row, **known, **({"task": self.groups[row // len(self._starts)]} if self.is_eval else {})}
-            )
+            task = {"task": labels[row // len(self._starts)]} if self.is_eval else {}
+            rows.append({"row": row, **known, **task})
         return rows
 
 

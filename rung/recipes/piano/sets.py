@@ -18,7 +18,7 @@ from rung.errors import DataError, UserError
 from rung.recipe import Stream
 from rung.recipes.piano.augment import Augment
 from rung.recipes.piano.config import Config
-from rung.recipes.piano.data import unigram_nats
+from rung.recipes.piano.data import digests, unigram_nats
 from rung.recipes.piano.rows import Performances, Records, TaskRows
 from rung.recipes.piano.sequence import TOKENIZER, is_by
 from rung.recipes.piano.tasks import Choice
@@ -56,7 +56,7 @@ class Sets:
         base = self._dataset.base_dataset_name
         if not self.extras:
             return [_records(self.base, "train", base)]
-        held_out = {self.base.index[n]["digest"] for split in ("validation", "test") for n in self.base.split(split)}
+        held_out = digests(self.base, "validation") | digests(self.base, "test")
         found = []
         for name, store in self.extras.items():
             whole = _records(store, "train", name)
@@ -140,15 +140,20 @@ class Sets:
 
     def _check_settings(self, path: Path, was: dict[str, object]) -> None:
         """A key of preparation that differs from how the data was prepared would silently do nothing."""
-        asked = {"pause_detection_threshold": self._dataset.pause_detection_threshold}
+        asked: dict[str, object] = {"pause_detection_threshold": self._dataset.pause_detection_threshold}
         if self._dataset.sustain is not None:
             asked["sustain"] = self._dataset.sustain
         for name, value in asked.items():
             if value != was.get(name, False):
                 raise DataError(
-                    f"dataset.{name}={value}, but {path} was prepared with {was.get(name, False)}; prepare it again "
-                    "with `rung data piano --replace`, or set it to what the data has"
+                    f"dataset.{name}={_shown(value)}, but {path} was prepared with {_shown(was.get(name, False))}; "
+                    "prepare it again with `rung data piano --replace`, or set it to what the data has"
                 )
+
+
+def _shown(value: object) -> str:
+    """As a config spells it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _records(store: Store, split: str, name: str) -> Records:

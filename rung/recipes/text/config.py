@@ -21,6 +21,9 @@ class Model:
     n_head: int = key(4, "Attention heads in each.", low=1)
     n_embd: int = key(64, "Width of the residual stream; a multiple of n_head.", low=1)
     n_hidden: int = key(0, "Width inside the MLP; 0 = 4 n_embd, or 8/3 n_embd for llama.", low=0)
+    mlp: Literal["gelu", "gelu_tanh"] | None = key(
+        None, "The bend inside an MLP; null = gelu_tanh for gpt2, gelu for gpt_neox; nanoGPT's gpt2 has gelu."
+    )
     dropout: float = key(0.0, "Share of activations dropped in training; more for small data.", low=0, high=0.99)
     bias: bool | None = key(None, "Biases in linear layers and norms; null = yes, but not for llama.")
     context_size: int = key("${data.context_size}", "Positions the model has; must equal data.context_size.", low=1)
@@ -48,7 +51,7 @@ class Model:
             n_embd=self.n_embd,
             n_hidden=self.n_hidden or None,
             norm="rmsnorm" if is_llama else "layernorm",
-            mlp={"gpt2": "gelu_tanh", "gpt_neox": "gelu", "llama": "swiglu"}[self.architecture],
+            mlp=self.mlp or {"gpt2": "gelu_tanh", "gpt_neox": "gelu", "llama": "swiglu"}[self.architecture],
             positions="learned" if is_gpt2 else "rotary",
             rotary_fraction=fraction,
             parallel_residual=self.architecture == "gpt_neox",
@@ -65,6 +68,8 @@ class Model:
                 f"model.rotary_fraction={self.rotary_fraction:g} contradicts model.architecture=gpt2, whose positions "
                 "are learned; leave it out, or take gpt_neox or llama"
             )
+        if self.architecture == "llama" and self.mlp is not None:
+            yield f"model.mlp={self.mlp} contradicts model.architecture=llama, whose MLP is swiglu; leave it out"
         try:
             self.shape(vocab_size=1)
         except ConfigError as error:

@@ -64,7 +64,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], store: Store) -> Non
         )
     theirs = folder / "tokenizer.json"
     if theirs.is_file():
-        if not _is_same(theirs, store):
+        if not is_same(theirs, store):
             raise CheckpointError(
                 f"{theirs} is not the tokenizer of {store.path}: the ids of the data mean other text to it; {remedy}"
             )
@@ -75,7 +75,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], store: Store) -> Non
         )
 
 
-def _is_same(file: Path, store: Store) -> bool:
+def is_same(file: Path, store: Store) -> bool:
     """Whether ids mean the same: equal files, or equal once what does not touch ids is left out."""
     ours = [store.path / name for name in store.info["tokenizer"].get("files", []) if name.endswith("tokenizer.json")]
     return any(_meaning(path) == _meaning(file) for path in ours)

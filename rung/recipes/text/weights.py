@@ -28,14 +28,16 @@ def keys_of(source: Path) -> dict[str, Any]:
     architecture = "llama" if shape.norm == "rmsnorm" else "gpt_neox" if is_rotary else "gpt2"
     keys = {name: getattr(shape, name) for name in ("n_layer", "n_head", "n_embd", "bias", "tied_head")}
     keys |= {"architecture": architecture, "n_hidden": shape.n_hidden or 0}
+    if architecture == "gpt2":
+        keys["mlp"] = shape.mlp
     return {"model": {**keys, "rotary_fraction": shape.rotary_fraction if is_rotary else None}}
 
 
 def adopt_weights(model: Transformer, source: Path, store: Store) -> str:
-    from rung.recipes.text.foreign import _is_same
+    from rung.recipes.text.foreign import is_same
 
     file = source / "tokenizer.json"
-    has_same_ids = tokenizer_of(source) == store.info["tokenizer"]["hash"] or (file.is_file() and _is_same(file, store))
+    has_same_ids = tokenizer_of(source) == store.info["tokenizer"]["hash"] or (file.is_file() and is_same(file, store))
     return adopt(model, source, has_same_ids, keys=[one.name for one in fields(Model)])
 
 

@@ -121,7 +121,7 @@ def test_data_that_is_not_there_is_said_with_what_prepares_it(base: Path) -> Non
 
 
 def test_a_setting_that_the_data_does_not_have_is_refused(base: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset.sustain=True, but .* was prepared with False"):
+    with pytest.raises(DataError, match=r"dataset.sustain=true, but .* was prepared with false"):
         recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=true").streams()
     recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=false").streams()
 
