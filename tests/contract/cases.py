@@ -67,8 +67,8 @@ def piano_task(data: Path) -> Case:
     words = (
         f"dataset.base_dataset_name={data} model.n_layer=2 model.n_head=2 model.n_embd=32 model.dropout=0.1 "
         "stage=piano_task init_from=scratch loss_masking=finetuning data.context_size=48 data.notes_per_record=6 "
-        "data.prefix_tokens=true dataset.augmentation.max_pitch_shift=2 dataset.augmentation.speed_change_factors=[1.1] "
-        "sampling.num_tokens=40"
+        "data.prefix_tokens=true dataset.augmentation.max_pitch_shift=2 "
+        "dataset.augmentation.speed_change_factors=[1.1] sampling.num_tokens=40"
     )
     overfit = ("lr.learning_rate=1e-2", "model.dropout=0", "tasks=[continuation]",
                "dataset.augmentation.max_pitch_shift=0", "dataset.augmentation.speed_change_factors=[]")  # fmt: skip

@@ -7,7 +7,7 @@ one is a 3-gram model. What they make is compared with what was played, up to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -62,7 +62,7 @@ def _clock_s(ids: np.ndarray) -> float:
 
 
 def measure_completions(
-    model: Transformer, rows: np.ndarray, how: How, generator: torch.Generator, ngram: Callable[[], NGram] | None
+    model: Transformer, rows: np.ndarray, how: How, generator: torch.Generator, ngram: NGram | None
 ) -> Measured:
     """Sums over these rows, and how many there were of each."""
     prompted = [(row, prompt) for row in rows if (prompt := prompt_of(row)) is not None]
@@ -76,7 +76,7 @@ def measure_completions(
         if prompt.is_continuation:
             tally.add("copy_", prompt, copied(prompt))
             if ngram is not None:
-                tally.add("ngram_", prompt, _by_ngram(ngram(), prompt, room, generator))
+                tally.add("ngram_", prompt, _by_ngram(ngram, prompt, room, generator))
     return tally.parts()
 
 

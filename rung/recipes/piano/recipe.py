@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from rung.nn.transformer import Transformer
     from rung.recipes.piano.model import Counted
-    from rung.recipes.piano.ngram import NGram
     from rung.recipes.piano.samples import How, Prompt
     from rung.recipes.piano.sets import Sets
 
@@ -39,7 +38,7 @@ class Piano(Recipe):
         self.choices = parse(cfg.tasks) if self.is_task else []
         # Samples and completions come late: read here, their keys do not look unused after the first eval.
         self._sampling, self._masking = {name: getattr(cfg.sampling, name) for name in SAMPLING}, cfg.loss_masking
-        self._completed, self._has_ngram = cfg.evaluation.completed, cfg.evaluation.ngram
+        self._completed = cfg.evaluation.completed
 
     # What is learned
 
@@ -118,16 +117,7 @@ class Piano(Recipe):
         transformer = cast("Transformer", model)
         rows = batch["tokens"][chosen.tolist()].cpu().numpy()
         generator = draw.generator("completed", transformer.norm.weight.device)
-        return measure_completions(transformer, rows, self._how, generator, self._ngram if self._has_ngram else None)
-
-    def _ngram(self) -> NGram:
-        return self._fitted_ngram
-
-    @cached_property
-    def _fitted_ngram(self) -> NGram:
-        from rung.recipes.piano.ngram import NGram
-
-        return NGram(self.sets.training_ids())
+        return measure_completions(transformer, rows, self._how, generator, self.sets.ngram)
 
     def definition(self) -> Mapping[str, Any]:
         return {"loss": "cross entropy in nats", "mask": self._masking, "ignored_ids": [PAD]}

@@ -19,6 +19,7 @@ from rung.recipe import Stream
 from rung.recipes.piano.augment import Augment
 from rung.recipes.piano.config import Config
 from rung.recipes.piano.data import digests, unigram_nats
+from rung.recipes.piano.ngram import NGram
 from rung.recipes.piano.rows import Performances, Records, TaskRows
 from rung.recipes.piano.sequence import TOKENIZER, is_by
 from rung.recipes.piano.tasks import Choice
@@ -35,6 +36,7 @@ class Sets:
         self._has_prefix, self._only_answers = cfg.data.prefix_tokens, cfg.loss_masking == "finetuning"
         augmentation = cfg.dataset.augmentation
         self._augment = Augment(tuple(augmentation.speed_change_factors), augmentation.max_pitch_shift)
+        self._has_ngram = cfg.evaluation.ngram
         self._composers = list(cfg.dataset.eval_composers)
         self.remarks: list[str] = []  # what was decided on the way
 
@@ -89,15 +91,21 @@ class Sets:
             raise UserError(f"{self.base.path} has no split {split!r}, only {', '.join(self.base.splits)}")
         return self._fixed(_records(self.base, split, self._dataset.base_dataset_name))
 
-    def training_ids(self) -> list[np.ndarray]:
-        """The records of training as they are stored."""
-        return [ids for some in self._training for ids in _ids_of(some)]
+    @cached_property
+    def ngram(self) -> NGram | None:
+        """A 3-gram model of the training data, where somebody wants to see what that is worth."""
+        if not self._has_ngram:
+            return None
+        return NGram(ids for some in self._training for ids in _ids_of(some))
 
     def _fixed(self, some: Records) -> Stream:
         if self._choices:
             return self._task_rows([some], None)
         windows = self._windows(some, Augment())
         windows.baselines = {"unigram": _unigram(_ids_of(some))}
+        if self.ngram is not None:
+            total, count = self.ngram.nats(_ids_of(some))
+            windows.baselines |= {"3-gram": total / count}
         return windows
 
     def _windows(self, some: Records, augment: Augment) -> Performances:
@@ -120,7 +128,8 @@ class Sets:
             self.remarks.append(
                 f"{100 * seen.cut:.0f} % of {seen.num_rows} rows looked at are longer than data.context_size="
                 f"{data.context_size} (the longest would need {seen.longest}) and are cut; "
-                f"{100 * seen.unanswered:.0f} % lose their whole answer and count nothing: lower data.notes_per_record or raise data.context_size"
+                f"{100 * seen.unanswered:.0f} % lose their whole answer and count nothing: lower "
+                "data.notes_per_record or raise data.context_size"
             )
         return rows
 
