@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rung.data.store import swap
 from rung.errors import CheckpointError, UserError
 from rung.files import sync
 
@@ -54,6 +56,8 @@ class Written:
 
 def check_place(out: Path, replace: bool) -> None:
     """Refuses to write where something else is."""
+    if Path.cwd().is_relative_to(os.path.realpath(out)):
+        raise UserError(f"{out} is the folder you are in, or holds it; name one that can be moved with --out")
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or out.is_symlink() or not (out / MARK).is_file():
@@ -65,7 +69,7 @@ def check_place(out: Path, replace: bool) -> None:
 def write_folder(setup: Setup, out: Path, replace: bool) -> Written:
     """The run's model as a folder at `out`; nothing is left where that fails."""
     check_place(out, replace)
-    beside, has_parent = out.with_name(f".{out.name}.{os.getpid()}.part"), out.parent.exists()
+    beside, has_parent = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.part"), out.parent.exists()
     try:
         beside.mkdir(parents=True)
         try:
@@ -73,7 +77,8 @@ def write_folder(setup: Setup, out: Path, replace: bool) -> Written:
             worst = largest_difference(setup.state.model, beside)
             for name in names:
                 sync(beside / name)
-            _move(beside, out)
+            swap(beside, out)
+            sync(out.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
             if not has_parent:
@@ -86,20 +91,6 @@ def write_folder(setup: Setup, out: Path, replace: bool) -> Written:
             raise UserError(f"cannot write {out}: {error}; choose another place with --out") from error
         raise
     return Written(str(out), {name: (out / name).stat().st_size for name in names}, worst)
-
-
-def _move(beside: Path, out: Path) -> None:
-    old = out.with_name(f".{out.name}.{os.getpid()}.old")
-    if out.exists():
-        os.rename(out, old)
-    try:
-        os.rename(beside, out)
-    except OSError:
-        if old.exists():
-            os.rename(old, out)
-        raise
-    sync(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def largest_difference(model: nn.Module, folder: Path) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -38,7 +39,7 @@ KEYS = {  # option -> the key that it sets
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where to put them; default: ./samples/RUN/STEP-seed-N.",
+    help="Where to put them; default: ./samples/RUN/STEP-seed-N, and a mark of the keys where some are given.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives other samples.")
 @json_option
@@ -72,7 +73,7 @@ def command(
 
     words = (*words, *_as_words(run, given, runs_root))
     setup, step = open_weights(run, words, at, runs_root)
-    out = out or Path("samples") / open_run(run, runs_root).id / f"{step}-seed-{seed}"
+    out = out or Path("samples") / open_run(run, runs_root).id / f"{step}-seed-{seed}{_mark(words)}"
     made = setup.samples(Draw(seed, step, np.arange(1)))
     if not made:
         raise UserError(f"the recipe of {run} makes no samples")
@@ -86,7 +87,7 @@ def command(
             raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from error
         rows.append({"path": str(path), "caption": sample.caption})
         if not as_json:
-            click.echo(f"{path}  {printable(sample.caption)}")
+            click.echo(f"{printable(str(path))}  {printable(sample.caption)}")
     if as_json:
         click.echo(json.dumps(rows, indent=1))
 
@@ -110,6 +111,11 @@ def _as_words(run: str, given: Mapping[str, str | int | float | None], runs_root
                 f"{option} is not for {found.id}: {recipe} has no {KEYS[name]} (its keys of samples: {has})"
             )
     return [f"{KEYS[name]}={_quoted(value) if isinstance(value, str) else value}" for name, value in asked.items()]
+
+
+def _mark(words: Sequence[str]) -> str:
+    """Other keys go to another folder, so that samples of one prompt do not take the place of those of another."""
+    return f"-{hashlib.sha256(repr(sorted(words)).encode()).hexdigest()[:6]}" if words else ""
 
 
 def _quoted(text: str) -> str:

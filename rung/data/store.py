@@ -290,7 +290,7 @@ def place(name: str) -> Path:
     A name such as epr-labs/maestro, as sets are called on a hub, lies there too, unless it is a path from here: one
     that exists, one into a folder that exists, or one into the data folder itself.
     """
-    path, root = Path(name), Path(os.environ.get("RUNG_DATA", "data"))
+    path, root = Path(name), _root()
     if len(path.parts) == 1 and not path.is_absolute():
         return root / name
     if not _OWNED.fullmatch(name) or path.exists() or path.parent == root:
@@ -298,15 +298,24 @@ def place(name: str) -> Path:
     return path if path.parent.is_dir() and not (root / name).exists() else root / name
 
 
+def _root() -> Path:
+    return Path(os.environ.get("RUNG_DATA", "data"))
+
+
+def _name_of(path: Path) -> str:
+    """What `place` finds it by."""
+    return path.relative_to(_root()).as_posix() if path.is_relative_to(_root()) else str(path)
+
+
 def _again(path: Path, kind: str = "RECIPE") -> str:
-    return f"prepare it again: `rung data {kind} --name {path.name} --replace`, with the same --from as before"
+    return f"prepare it again: `rung data {kind} --name {_name_of(path)} --replace`, with the same --from as before"
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
         raise DataError(
-            f"no data at {path}; prepare it with `rung data RECIPE --name {path.name}`, see `rung data --help`"
+            f"no data at {path}; prepare it with `rung data RECIPE --name {_name_of(path)}`, see `rung data --help`"
         )
     manifest = _manifest_of_a_store(path)
     if manifest is None:

@@ -25,7 +25,7 @@ from rung.engine.budget import Rate
 from rung.engine.config import SCRATCH, Engine, Lr
 from rung.engine.evaluate import Evaluator, eval_mode
 from rung.engine.flops import count_flops, peak_flops
-from rung.engine.init_from import find_checkpoint, foreign
+from rung.engine.init_from import find_checkpoint, fingerprint, foreign
 from rung.engine.lens import WaryLens
 from rung.engine.optim import build_optimizers
 from rung.engine.parallel import World, join, share
@@ -34,7 +34,6 @@ from rung.engine.schedule import Schedule
 from rung.engine.state import State
 from rung.engine.step import Stepper, Trained, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
-from rung.files import sha256
 from rung.recipe import Batch, Draw, Objective, Recipe, Sample, Stream, key_of
 
 
@@ -292,14 +291,13 @@ def _init_weights(setup: Setup, runs_root: Path) -> None:
     source = foreign(setup.cfg.init_from)
     if source is not None:
         setup.chosen.append(setup.recipe.adopt(setup.state.model, source))
-        files = [source] if source.is_file() else sorted([*source.glob("config.json"), *source.glob("*.safetensors")])
-        setup.derived["weights_from"] = {"files": {file.name: sha256(file) for file in files}}
+        setup.derived["weights_from"] = fingerprint(source)
         return
     path = find_checkpoint(setup.cfg.init_from, runs_root)
     saved = checkpoint.load(path)
     checkpoint.check_identity(saved, setup.identity)
     checkpoint.load_weights(setup.state.model, saved.weights, path)
-    setup.derived["weights_from"] = {"step": saved.step, "manifest": sha256(path / "manifest.json")}
+    setup.derived["weights_from"] = fingerprint(path)
     setup.chosen.append(f"weights from {path} (step {saved.step})")
 
 

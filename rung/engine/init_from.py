@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rung.config import REFERENCE, Schema
-from rung.errors import CheckpointError
+from rung.errors import CheckpointError, RunError
+from rung.files import sha256
 from rung.recipe import Recipe
 from rung.runs import marks
 from rung.runs.query import open_run
@@ -25,9 +26,12 @@ FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")  # as others call their
 def foreign(reference: str) -> Path | None:
     """The path of weights that others have trained, where init_from names such."""
     path = Path(reference).expanduser()
-    if path.is_file():
-        return path
-    is_folder = (path / "config.json").is_file() and not (path / "manifest.json").is_file()
+    try:
+        if path.is_file():
+            return path
+        is_folder = (path / "config.json").is_file() and not (path / "manifest.json").is_file()
+    except OSError as error:
+        raise CheckpointError(f"cannot look for weights at {reference}: {error.strerror}; name another place") from None
     return path if is_folder else None
 
 
@@ -44,12 +48,23 @@ def find_checkpoint(reference: str, runs_root: Path) -> Path:
         raise CheckpointError(
             f"{path} has weights but no config.json to say of which model; copy that too, or name a file"
         )
-    run = open_run(reference, runs_root)
+    try:
+        run = open_run(reference, runs_root)
+    except RunError as error:
+        raise CheckpointError(f"there are no weights at {reference}, and {error}") from None
     folder = run.path / "checkpoints"
     best, steps = marks.read_mark(folder, marks.BEST), marks.saved_steps(folder)
     if not best and not steps:
         raise CheckpointError(f"{run.id} has no whole checkpoint; train it further, or name another run")
     return marks.save_folder(folder, best[0] if best else steps[-1])
+
+
+def fingerprint(source: Path) -> dict[str, Any]:
+    """What a run remembers of the weights it begins with, so that others in their place are seen."""
+    if (manifest := source / "manifest.json").is_file():
+        return {"step": json.loads(manifest.read_text("utf-8"))["step"], "manifest": sha256(manifest)}
+    files = [source] if source.is_file() else sorted([*source.glob("config.json"), *source.glob("*.safetensors")])
+    return {"files": {file.name: sha256(file) for file in files}}
 
 
 def keys_of(reference: str, recipe_class: type[Recipe], schema: Schema, runs_root: Path) -> dict[str, Any]:

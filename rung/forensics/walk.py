@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from rung.data.prefetch import Cut, Feed, Micro, Origin
 from rung.engine import checkpoint
-from rung.engine.build import Setup, find_checkpoint, restore
+from rung.engine.build import Setup, restore
 from rung.engine.clock import Clock
 from rung.engine.config import SCRATCH
-from rung.engine.init_from import foreign
+from rung.engine.init_from import find_checkpoint, fingerprint, foreign
 from rung.engine.signals import Signals
 from rung.engine.state import Progress, set_training
 from rung.errors import UserError
 from rung.forensics.first import is_mask
+from rung.runs.marks import save_folder
 from rung.runs.query import Run
 
 
@@ -84,19 +85,30 @@ class Walk:
         return self.setup.state.progress.step
 
     def initial(self) -> dict[str, Tensor] | None:
-        """The weights the run began with; None where they were another run's and are gone."""
-        origin = self.setup.cfg.init_from
-        if origin in SCRATCH:
+        """The weights the run began with; None where they were those of others and are gone, or are other ones now."""
+        if self.setup.cfg.init_from in SCRATCH:
             return self._initial
-        if (source := foreign(origin)) is not None:
-            return self._adopted(source)
         try:
-            path = find_checkpoint(origin, self._run.path.parent.parent)
-            return self._initial | checkpoint.load(path).weights
-        except UserError:
+            source = self._origin()
+            if source is None:
+                return None
+            if foreign(str(source)) is None:
+                return self._initial | checkpoint.load(source).weights
+            return self._adopted(source)
+        except (UserError, OSError):
             return None
 
-    def _adopted(self, source: Path) -> dict[str, Tensor] | None:
+    def _origin(self) -> Path | None:
+        """Where init_from led when the run began: a run that was named may have a better save since."""
+        origin = self.setup.cfg.init_from
+        began_with = (self._run.document.get("derived") or {}).get("weights_from")
+        source = foreign(origin) or find_checkpoint(origin, self._run.path.parent.parent)
+        if began_with is None or fingerprint(source) == began_with:
+            return source
+        source = save_folder(source.parent, began_with.get("step", -1))
+        return source if fingerprint(source) == began_with else None
+
+    def _adopted(self, source: Path) -> dict[str, Tensor]:
         """The first weights once more with those of others in them, as the build did it."""
         model = self.setup.state.model
         now = copy_of(model)
@@ -104,8 +116,6 @@ class Walk:
             load(model, self._initial)
             self.setup.recipe.adopt(model, source)
             return copy_of(model)
-        except UserError:
-            return None
         finally:
             load(model, now)
 
@@ -126,7 +136,8 @@ class Walk:
         if weights is None:
             raise UserError(
                 f"{self._run.id} has no whole save at or before step {step}, and the weights it began with "
-                f"(init_from={self.setup.cfg.init_from}) are gone; name a step after its first save"
+                f"(init_from={self.setup.cfg.init_from}) are gone or are other ones now; name a step after its first "
+                "save"
             )
         load(self.setup.state.model, weights)
         self.setup.state.load_tensors(self._fresh)

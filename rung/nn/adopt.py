@@ -4,7 +4,7 @@ A source is a Hugging Face folder (hf.py) or a file of nanoGPT (nanogpt.py). `sh
 recipes turn into keys, so that nobody has to write them; `adopt` fills a model, and says in words what was taken. What
 does not fit is refused: a part that would be cut or guessed makes a model that nobody has trained.
 
-Two things may differ, and both are told. Of more positions the first are taken. And where ids mean something else, the
+Two things may differ, and both are told. Of more positions the first are taken. And unless ids mean the same, the
 token table (with the head) keeps its new draw, while blocks, positions and norms are theirs: a GPT-2 of text can be the
 start of one of piano.
 """
@@ -99,7 +99,7 @@ def adopt(model: Transformer, source: Path, has_same_ids: bool | None = None, ke
 
 def _of_table(here: Shape, there: Shape, takes_table: bool, has_same_ids: bool | None) -> str:
     if not takes_table and here.vocab_size == there.vocab_size:
-        return "a token table drawn anew, as its ids mean something else"
+        return "a token table drawn anew, as nothing says that its ids mean the same"
     if not takes_table:
         return f"a token table drawn anew ({there.vocab_size} ids there, {here.vocab_size} here)"
     unknown = ", if its ids mean the same, which the source does not say" if has_same_ids is None else ""

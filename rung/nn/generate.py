@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from rung.errors import ConfigError, DataError
 from rung.nn.transformer import Transformer
 
+COLDEST = 1e-6  # below it a draw is greedy but for ties, and logits would grow past all numbers
+
 Allowed = Callable[[Tensor], Tensor]  # ids so far (B, T) -> bool (V,) or (B, V), True where an id may come next
 
 
@@ -66,6 +68,10 @@ def generate(
                 pending_BT, positions=positions, mask=mask, cache=cache, memory=memory, memory_mask=memory_mask
             )
             logits_BV = model.logits(x_BTC[:, -1]).float()
+            if not bool(logits_BV.isfinite().all()):
+                raise DataError(
+                    "the model gives logits that are not finite; take an earlier save, or system.dtype=float32"
+                )
             if allowed is not None:
                 logits_BV = _restrict(logits_BV, allowed(ids_BT), stopped_B)
             next_B = choose(logits_BV, temperature, top_k, top_p, generator).to(ids_BT)
@@ -83,12 +89,12 @@ def choose(
     logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
     """One id per row, (B,). top_k is applied before top_p."""
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits_BV.argmax(dim=-1)
     logits_BV = logits_BV / temperature
     if top_k is not None and top_k < logits_BV.shape[-1]:
-        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+        best_BK, places_BK = logits_BV.topk(top_k, dim=-1)  # k of them also where logits are equal, as in bfloat16
+        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter(-1, places_BK, best_BK)
     probs_BV = logits_BV.softmax(dim=-1)
     if top_p is not None and top_p < 1:
         sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)

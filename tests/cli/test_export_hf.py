@@ -97,7 +97,7 @@ def test_what_was_exported_is_a_start_again(here: Path, tmp_path: Path, piano_da
     file = tmp_path / "hf" / "vocabulary.json"
     file.write_text(json.dumps({"tokenizer": {"hash": "another"}}))
     setup = build(resolved.config, resolved.recipe_class, Path("runs"), is_training=False)
-    assert any("drawn anew, as its ids mean something else" in words for words in setup.chosen)
+    assert any("drawn anew, as nothing says that its ids mean the same" in words for words in setup.chosen)
 
 
 @torch.no_grad()
@@ -182,6 +182,7 @@ def test_a_wrong_export_is_found_and_not_left(
         (["piano/9", "--hf"], "there is no piano/9"),
         (["piano/1", "--hf", "--at", "99"], "has no save at step 99"),
         (["piano/1", "--hf", "--out", "texts/kind0/0.txt/here"], "cannot write"),
+        (["piano/1", "--hf", "--out", ".", "--replace"], ". is the folder you are in"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

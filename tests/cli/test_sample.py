@@ -51,6 +51,18 @@ def test_a_prompt_with_any_name_is_found_from_where_the_user_stands(rung: Rung, 
     assert len(heard) > 10
 
 
+def test_other_keys_leave_earlier_samples_alone(rung: Rung) -> None:
+    rung.train("optimizer.max_iters=4")
+
+    def made(*words: str) -> set[str]:
+        return {row["path"] for row in json.loads(rung("sample", "piano/1", "--json", *words))}
+
+    plain, cold, colder = made(), made("--temperature", "0.5"), made("sampling.temperature=0.1")
+    assert len(plain | cold | colder) == len(plain) + len(cold) + len(colder)
+    assert made("--temperature", "0.5") == cold
+    assert {str(Path(path).parent) for path in plain} == {"samples/piano/1/4-seed-0"}
+
+
 def test_a_prompt_that_is_not_there_is_one_sentence_and_nothing_is_written(rung: Rung) -> None:
     rung.train("optimizer.max_iters=4")
     (rung.folder / "bad.mid").write_bytes(b"not a MIDI file")

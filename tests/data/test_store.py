@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -439,6 +440,9 @@ def test_a_store_of_another_schema(out: Path) -> None:
 def test_no_data_names_the_remedy(out: Path) -> None:
     with pytest.raises(DataError, match=r"no data at .*prepare it with `rung data"):
         Store.open(out)
+    for name in ("mine", "owner/set", str(out)):
+        with pytest.raises(DataError, match=f"--name {re.escape(name)}`"):
+            Store.open(place(name))
 
 
 # What it is

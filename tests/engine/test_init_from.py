@@ -219,6 +219,10 @@ def test_a_recipe_that_takes_none_says_so(tmp_path: Path) -> None:
 def test_what_is_no_source_is_said(tmp_path: Path) -> None:
     assert foreign("piano/1") is None
     assert foreign(str(tmp_path)) is None
+    with pytest.raises(CheckpointError, match=r"cannot look for weights at nnn.*: File name too long"):
+        foreign("n" * 300)
+    with pytest.raises(CheckpointError, match="there are no weights at gone, and there is no run gone:"):
+        find_checkpoint("gone", tmp_path)
     with pytest.raises(CheckpointError, match="there is no file"):
         find_checkpoint(str(tmp_path / "ckpt.pt"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rung.cli.replay import put_together
+from rung.engine.checkpoint import Checkpoints
+from rung.errors import UserError
 from rung.forensics.walk import Detours, Walk
 from rung.recipe import Batch, Draw, Loss, Objective
 from rung.runs.query import Run
@@ -117,6 +120,58 @@ def test_an_update_that_was_undone_is_left_out_again(tmp_path: Path) -> None:
     assert [e["step"] for e in run.events("skip")] == [3]
     assert [e["tensors"] for e in run.events("weights_broken")] == [["weight"]]
     assert_repeats(run, tmp_path)
+
+
+class Adopting(Vectors):
+    """Begins with the first layer of others; the second keeps the draw of the seed."""
+
+    def adopt(self, model: nn.Module, source: Path) -> str:
+        model.load_state_dict(torch.load(source, weights_only=True), strict=False)
+        return f"weights of {source}"
+
+
+def others(file: Path, value: float) -> Path:
+    torch.save({"a.weight": torch.full((6, 4), value), "a.bias": torch.zeros(6)}, file)
+    return file
+
+
+def test_a_run_that_began_with_weights_of_others_begins_with_them_again(tmp_path: Path) -> None:
+    file = others(tmp_path / "theirs.pt", 0.5)
+    run = train(Adopting, tmp_path, ALL[0], "checkpoint.every=2", "checkpoint.keep=0", f"init_from={file}")
+    assert_repeats(run, tmp_path)
+    walk = Walk(put_together(run, "float32", tmp_path), run)
+    walk.go_to(4)
+    before = {name: tensor.clone() for name, tensor in walk.setup.state.model.state_dict().items()}
+    begun = walk.initial()
+    assert begun is not None
+    assert torch.equal(begun["a.weight"], torch.full((6, 4), 0.5))
+    now = walk.setup.state.model.state_dict()
+    assert all(torch.equal(now[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["others", "gone"])
+def test_other_weights_in_their_place_are_not_taken_for_them(is_there: bool, tmp_path: Path) -> None:
+    file = others(tmp_path / "theirs.pt", 0.5)
+    run = train(Adopting, tmp_path, *ALL[:3], f"init_from={file}")
+    file.unlink()
+    if is_there:
+        others(file, 0.25)
+    walk = Walk(put_together(run, "float32", tmp_path), run)
+    assert walk.initial() is None
+    with pytest.raises(UserError, match=r"theirs\.pt\) are gone or are other ones now"):
+        walk.go_to(1)
+    assert walk.go_to(3) == "the save of step 2"
+
+
+def test_a_run_that_began_with_a_save_of_another_finds_that_very_save(tmp_path: Path) -> None:
+    first = train(Vectors, tmp_path, *ALL[:3], "eval_interval=2")
+    saves = Checkpoints(first.path / "checkpoints")
+    saves.mark_best(2)
+    run = train(Vectors, tmp_path, *ALL[:3], f"init_from={first.id}")
+    saves.mark_best(6)  # it has gone on, and has become better
+    assert_repeats(run, tmp_path)
+    shutil.rmtree(saves.at(2))
+    assert Walk(put_together(run, "float32", tmp_path), run).initial() is None
 
 
 def event(kind: str, step: int, **fields: Any) -> Mapping[str, Any]:

@@ -132,6 +132,27 @@ def test_draws_follow_the_distribution_cut_by_top_k_and_top_p() -> None:
     assert shares(top_k=99)[4] > 0
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-3])
+def test_no_temperature_is_too_low(temperature: float) -> None:
+    logits = torch.tensor([[80.0, -3.0, 81.0], [-2.0, -4.0, -torch.inf]])
+    assert choose(logits, temperature, None, None, seeded(0)).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_top_k_is_k_also_among_equals(top_k: int) -> None:
+    """Logits in bfloat16 are often equal."""
+    drawn = choose(torch.zeros(500, 9), 1.0, top_k, None, seeded(0))
+    assert len(drawn.unique()) == top_k
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_weights_are_told_in_a_sentence(make: Any, temperature: float) -> None:
+    model = make.model(Shape(**make.small))
+    torch.nn.init.constant_(model.norm.weight, torch.nan)
+    with pytest.raises(DataError, match="logits that are not finite"):
+        generate(model, make.ids(model.shape, length=4), 1, temperature=temperature, generator=seeded(0))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -184,6 +184,8 @@ def without(name: str) -> dict[str, Tensor]:
         ({"model_args": {}}, "does not say n_head"),
         ({"model_args": {"n_head": 5}}, "n_embd=32 cannot be shared by n_head=5"),
         ({"model_args": {"n_head": "four"}}, "describes no model"),
+        ({"model_args": {"n_head": 0}}, "describes no model"),
+        ({"model": {**without(""), "transformer.h": torch.ones(2)}}, r"a weight transformer\.h that"),
         ({"model_args": {"n_head": 4, "n_layer": 12}}, "says n_layer=12, but its weights have 3"),
         ({"model_args": {"n_head": 4, "bias": True}}, "says bias=True, but its weights have False"),
     ],
@@ -199,7 +201,8 @@ def test_files_that_are_no_checkpoints_are_refused(save: Callable[..., Path], tm
     with pytest.raises(CheckpointError, match="there is no file"):
         nanogpt.load(tmp_path / "nowhere.pt")
     whole = save(tree_of(Gpt(bias=False))).read_bytes()
-    for data in (b"", b"hello, this is text", b"PK\x03\x04 and then", whole[: len(whole) // 2], whole[:100]):
+    users = b"root:x:0:0:root:/root:/bin/bash\n"  # begins like a pickle that takes from an empty stack
+    for data in (b"", users, b"hello, this is text", b"PK\x03\x04 and then", whole[: len(whole) // 2], whole[:100]):
         (tmp_path / "ckpt.pt").write_bytes(data)
         with pytest.raises(CheckpointError, match="copy it again"):
             nanogpt.load(tmp_path / "ckpt.pt")

@@ -16,7 +16,8 @@ from rung.recipes.piano.pedal import CONTROLLER, DOWN
 
 RESET_CONTROLLERS = 121
 _NOTE_OFF, _NOTE_ON, _CONTROL, _PROGRAM, _PRESSURE = 0x80, 0x90, 0xB0, 0xC0, 0xD0
-_META, _SYSEX, _SYSEX_MORE = 0xFF, 0xF0, 0xF7
+_META, _SYSEX, _SYSEX_MORE, _END_OF_TRACK = 0xFF, 0xF0, 0xF7, 0x2F
+_SYSTEM = {0xF1: 1, 0xF2: 2, 0xF3: 1}  # data bytes of a message to the whole machine, of no use in a file; others: none
 
 
 @dataclass
@@ -75,9 +76,14 @@ def _events(track: bytes) -> Iterator[tuple[int, int, int, int]]:
         if track[at] >= 0x80:
             code = track[at]
             at += 1
+            if code == _META and track[at : at + 1] == bytes([_END_OF_TRACK]):
+                return
             if code in (_META, _SYSEX, _SYSEX_MORE):
                 length, at = _number(track, at + (code == _META))
                 at += length
+                continue
+            if code > _SYSEX:
+                at += _SYSTEM.get(code, 0)
                 continue
             status = code
         kind = status & 0xF0

@@ -1,8 +1,11 @@
 """What a model makes of rows whose end is known: notes beside notes.
 
-A row of a task is completed after <GENAI>; a window of a performance after its first half, with as many tokens as the
-second half has. Continuations are also left to two models that know little: one repeats the last bars of the prompt,
-one is a 3-gram model. What they make is compared with what was played, up to the last note of that.
+A row of a task is completed after <GENAI>, with as many tokens as the context has left; a window of a performance after
+its first half, with half a context of tokens and some more. Continuations are also left to two models that know little:
+one repeats the last bars of the prompt, one is a 3-gram model with as many tokens. What each makes is compared with
+what was played, from where the answer begins up to the last note of that.
+
+Prompts and tokens do not hang on which rows are completed together; what is drawn does, unless the temperature is 0.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from rung.recipes.piano.notes import quantise
 from rung.recipes.piano.samples import How, Prompt, complete
 from rung.recipes.piano.sequence import TOKENIZER, moved, read_answer
 from rung.recipes.piano.tasks import TASKS
-from rung.recipes.piano.tokenizer import EOGENAI, GENAI, PAD, PLACE, TIME, TIME_STEPS, WAIT
+from rung.recipes.piano.tokenizer import EOGENAI, GENAI, LOUD, MOST_PARAMETER, ON, PAD, PLACE, TIME, TIME_STEPS, WAIT
 
-SLACK = 32  # tokens that an answer may be longer than the one that was played
+SLACK = 32  # tokens that the second half of a window may be longer than the one that was played
 TASK_OF_ID = {TOKENIZER.id_of(f"<TASK_{name.upper()}>"): task for name, task in TASKS.items()}
-VALUE_OF_ID = {TOKENIZER.id_of(f"<PARAMETER_{value}>"): value for value in range(128)}
+VALUE_OF_ID = {TOKENIZER.id_of(f"<PARAMETER_{value}>"): value for value in range(MOST_PARAMETER + 1)}
 
 Measured = dict[str, Part]
 
@@ -52,8 +55,14 @@ def _of_window(ids: np.ndarray) -> Prompt | None:
         return None
     given, rest = ids[: len(ids) // 2], ids[len(ids) // 2 :]
     origin_s = _clock_s(given)
-    played = quantise(moved(TOKENIZER.decode(rest), origin_s))
+    played = quantise(_notes_after(given, rest, origin_s))
     return Prompt(given, TOKENIZER.decode(given, keep_open=True), None, (), origin_s, "a held-out piece", played)
+
+
+def _notes_after(given: np.ndarray, ids: np.ndarray, origin_s: float) -> np.ndarray:
+    """The notes that start in `ids`, whose clock begins at `origin_s`; the first one's velocity may be given before."""
+    hanging = given[-1:][TOKENIZER.token_class(given[-1:]) == LOUD]
+    return moved(TOKENIZER.decode(np.concatenate([hanging, ids]), keep_open=True), origin_s)
 
 
 def _clock_s(ids: np.ndarray) -> float:
@@ -65,18 +74,18 @@ def measure_completions(
     model: Transformer, rows: np.ndarray, how: How, generator: torch.Generator, ngram: NGram | None
 ) -> Measured:
     """Sums over these rows, and how many there were of each."""
-    prompted = [(row, prompt) for row in rows if (prompt := prompt_of(row)) is not None]
-    if not prompted:
+    prompts = [prompt for row in rows if (prompt := prompt_of(row)) is not None]
+    if not prompts:
         return {}
-    prompts = [prompt for _, prompt in prompted]
-    room = max(int((row != PAD).sum()) - len(prompt.ids) for row, prompt in prompted) + SLACK
-    tally = Tally()
+    context, tally = model.shape.context_size, Tally()
+    room = context // 2 + SLACK if prompts[0].task is None else context  # an answer gets what is left of it
     for prompt, made in zip(prompts, complete(model, prompts, replace(how, num_tokens=room), generator)):
         tally.add("", prompt, made)
         if prompt.is_continuation:
             tally.add("copy_", prompt, copied(prompt))
             if ngram is not None:
-                tally.add("ngram_", prompt, _by_ngram(ngram, prompt, room, generator))
+                left = room if prompt.task is None else context + 1 - len(prompt.ids)
+                tally.add("ngram_", prompt, by_ngram(ngram, prompt, left))
     return tally.parts()
 
 
@@ -87,12 +96,12 @@ def copied(prompt: Prompt) -> np.ndarray:
     return copy_last(prompt.notes, prompt.origin_s, max(span_s, 0.0))
 
 
-def _by_ngram(ngram: NGram, prompt: Prompt, room: int, generator: torch.Generator) -> np.ndarray:
-    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+def by_ngram(ngram: NGram, prompt: Prompt, num_tokens: int) -> np.ndarray:
     played = prompt.ids[prompt.ids < PLACE]  # it has never seen a special token
-    made = ngram.complete(played, room, np.random.default_rng(seed))
-    # Its clock goes on from the last event of the prompt, that of a task from where the task says.
-    return moved(TOKENIZER.decode(made, keep_open=True), _clock_s(played))
+    if prompt.task is not None:  # the answer begins with the last note of the prompt, whose end comes after that
+        played = played[: np.flatnonzero(TOKENIZER.token_class(played) == ON)[-1] + 1]
+    made = ngram.complete(played, num_tokens, np.random.default_rng(prompt.ids.tolist()))  # the same in every run
+    return _notes_after(played, made, _clock_s(played))
 
 
 class Tally:
@@ -101,10 +110,7 @@ class Tally:
 
     def add(self, whose: str, prompt: Prompt, made: np.ndarray) -> None:
         assert prompt.reference is not None
-        if prompt.is_continuation:  # nobody is asked to know where a piece is cut
-            last_s = float(prompt.reference["start"].max()) if len(prompt.reference) else prompt.origin_s
-            made = made[made["start"] <= last_s]
-        figures: Mapping[str, float] = compare_notes(prompt.reference, made)
+        figures: Mapping[str, float] = compare_notes(prompt.reference, prompt.comparable(made))
         for name, value in figures.items():
             if not whose or name.startswith("f1"):
                 self._add(f"{whose}{name}", value)

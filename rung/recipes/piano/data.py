@@ -29,6 +29,7 @@ from rung.text import printable
 
 HELD_OUT = 0.05  # of the pieces, for validation and again for test
 LONGEST_NOTE_S = 600.0  # beyond it a file is damaged: no key is held for ten minutes
+LONGEST_SILENCE_S = 3600.0  # in a record, where each second takes two tokens; a torn time would take gigabytes
 
 
 @dataclass
@@ -75,6 +76,8 @@ def prepare(
             f"dataset.pause_detection_threshold={pause_detection_threshold} is not a time; "
             "give seconds, or 0 to split nowhere"
         )
+    if source is not None and out.exists() and Path(source).resolve().is_relative_to(out.resolve()):
+        raise DataError(f"{source} lies in {out}, which would be replaced; choose another place with --name")
     with StoreWriter(out, kind="piano", replace=replace) as writer:  # first: a name that is taken is found at once
         found = find_source(source, sustain, report)
         account = Account(quarantined=found.quarantined)
@@ -95,12 +98,13 @@ def digests(store: Store, split: str) -> set[str]:
 
 def _read(takes: list[Take], threshold_s: float, account: Account, report: Report | None) -> list[Record]:
     records: list[Record] = []
+    tokenizer = Tokenizer()
     for number, take in enumerate(takes):
         if report is not None:
             report("reading", number, len(takes))
         try:
             notes = take.read()
-            _check(notes)
+            _check(notes, threshold_s)
         except DataError as error:
             account.quarantined.append({"file": take.source, "reason": str(error)})
             continue
@@ -108,7 +112,7 @@ def _read(takes: list[Take], threshold_s: float, account: Account, report: Repor
         notes, num_outside = in_range(notes)
         account.dropped["outside_notes"] += num_outside
         for segment in split_at_pauses(notes, threshold_s):
-            records += _record(take, segment, account)
+            records += _record(take, segment, tokenizer, account)
     if report is not None:
         report("reading", len(takes), len(takes))
     if not records:
@@ -120,15 +124,21 @@ def _read(takes: list[Take], threshold_s: float, account: Account, report: Repor
     return records
 
 
-def _check(notes: np.ndarray) -> None:
+def _check(notes: np.ndarray, threshold_s: float) -> None:
     if len(notes) == 0:
         raise DataError("holds no notes")
     longest_s = float((notes["end"] - notes["start"]).max())
     if longest_s > LONGEST_NOTE_S:
         raise DataError(f"holds a note of {longest_s:.0f} s, more than {LONGEST_NOTE_S:.0f} s: the file is damaged")
+    keeps_silence = threshold_s == 0 or threshold_s > LONGEST_SILENCE_S
+    if keeps_silence and len(split_at_pauses(notes, LONGEST_SILENCE_S)) > 1:
+        raise DataError(
+            f"holds a silence of more than {LONGEST_SILENCE_S:.0f} s; set dataset.pause_detection_threshold to a time "
+            "below that, which splits there"
+        )
 
 
-def _record(take: Take, segment: np.ndarray, account: Account) -> list[Record]:
+def _record(take: Take, segment: np.ndarray, tokenizer: Tokenizer, account: Account) -> list[Record]:
     """One record, or none when fewer than two notes are left."""
     notes = quantise(from_zero(segment))
     account.dropped["merged_notes"] += len(segment) - len(notes)
@@ -136,7 +146,8 @@ def _record(take: Take, segment: np.ndarray, account: Account) -> list[Record]:
         account.dropped["short_records"] += 1
         account.dropped["short_notes"] += len(notes)
         return []
-    ids = np.concatenate([np.array([CLS], dtype=np.uint16), Tokenizer().encode(notes)])
+    [events] = tokenizer.encode_all([notes])
+    ids = np.concatenate([np.array([CLS], dtype=np.uint16), events])
     return [Record(take, ids, len(notes), float(notes["end"].max()))]
 
 

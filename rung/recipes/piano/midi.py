@@ -38,6 +38,8 @@ def read_midi(source: Path | bytes, sustain: bool = False) -> np.ndarray:
     except Exception as error:  # the parser raises RuntimeError for most damage, but promises nothing
         reason = str(error).removeprefix("MiniMidi: ").removesuffix(": iostream error") or type(error).__name__
         raise DataError(f"{where} is not a readable MIDI file ({reason}); replace or remove it") from error
+    if score.ticks_per_quarter < 1:
+        raise DataError(f"{where} is not a readable MIDI file (a quarter has no ticks); replace or remove it")
     tempo = _tempo(score)
     if sustain:
         return _sustained(data, tempo)

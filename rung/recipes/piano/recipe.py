@@ -17,6 +17,7 @@ from rung.recipe import Batch, Draw, Input, Objective, Part, Recipe, Report, Sam
 from rung.recipes.piano import config as keys
 from rung.recipes.piano.tasks import TASKS, Task, parse
 from rung.recipes.piano.tokenizer import PAD, VOCAB_SIZE, Tokenizer
+from rung.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,14 +52,14 @@ class Piano(Recipe):
             )
 
     def remarks(self) -> Sequence[str]:
-        said = list(self.sets.remarks)
+        said = [one_line(remark) for remark in self.sets.remarks]  # they hold names of data
         if self.is_task and self.cfg.tasks == "TODO":
             said.append(f"tasks=TODO is not decided yet: all {len(self.choices)} tasks, equally often")
         return said
 
     def unused(self) -> Mapping[str, str]:
         if self.is_task:
-            return {}
+            return {} if self._completed else {"evaluation.ngram": "evaluation.completed=0 completes no rows"}
         by_tokens = "stage=next_token_pretraining cuts rows by tokens, not by notes"
         return {"data.notes_per_record": by_tokens, "tasks": "stage=next_token_pretraining has none"}
 
@@ -109,13 +110,14 @@ class Piano(Recipe):
         return losses_of(cast("Transformer", model), batch, self._counted)
 
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
-        chosen = np.flatnonzero(draw.uniform("completed")[:, 0] < self._completed)
+        # By their places alone, so that runs of other seeds complete the same rows.
+        chosen = np.flatnonzero(Draw(0, draw.step, draw.rows).uniform("completed")[:, 0] < self._completed)
         if not len(chosen):
             return {}
         from rung.recipes.piano.completion import measure_completions
 
         transformer = cast("Transformer", model)
-        rows = batch["tokens"][chosen.tolist()].cpu().numpy()
+        rows = batch["tokens"].cpu().numpy()[chosen]  # CUDA cannot index uint16
         generator = draw.generator("completed", transformer.norm.weight.device)
         return measure_completions(transformer, rows, self._how, generator, self.sets.ngram)
 
@@ -188,7 +190,7 @@ class Piano(Recipe):
             raise UserError(
                 f"sampling.composer={composer}: this run was trained without composers (data.prefix_tokens=false)"
             )
-        return prefix_of(self.cfg.dataset.base_dataset_name, composer) if self.cfg.data.prefix_tokens else []
+        return prefix_of(self.sets.trained_on, composer) if self.cfg.data.prefix_tokens else []
 
     def _held_out_prompts(self, num: int, task: Task | None) -> list[Prompt]:
         """Of the eval set, the same every time: one task after the other, or the one that was asked for."""

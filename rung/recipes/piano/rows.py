@@ -10,7 +10,7 @@ sounding when its window begins are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, NUM_PITC
 
 NUM_LOOKED_AT = 512  # rows from which the length of rows and their number of targets are told
 NUM_PREFIX = 2  # tokens: data set and composer
+BEYOND = 128  # tokens read past a window, as ends of notes from before it fall out; 64 did for all of ASAP and POP909
 
 
 class Records(NamedTuple):
@@ -43,6 +44,13 @@ class Records(NamedTuple):
 
     def prefix(self, record: int) -> list[int]:
         return prefix_of(self.dataset, str(self.store.index[record].get("composer") or ""))
+
+
+def _numbered_pieces(index: Iterable[Mapping[str, Any]]) -> np.ndarray:
+    """A number for the piece that each of these records is of: takes and parts of one are no independent draws."""
+    names = [(str(record.get("composer") or ""), str(record.get("piece") or record["source"])) for record in index]
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([number_of[name] for name in names], dtype=np.int64)
 
 
 class Look(NamedTuple):
@@ -66,6 +74,7 @@ class Performances(Windows):
         self.fingerprint += augment.name + ("/prefix" if has_prefix else "")
         self.about = {"source": records.store.info.get("source"), "split": records.split, "tokenizer": TOKENIZER.hash}
         self._augment, self._has_prefix = augment, has_prefix
+        self._pieces = _numbered_pieces(records.store.index[number] for number in records.numbers.tolist())
         self._prefixes = np.array([records.prefix(number) for number in records.numbers.tolist()], dtype=np.uint16)
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
@@ -75,6 +84,9 @@ class Performances(Windows):
         if self._has_prefix:
             tokens = np.concatenate([self._prefixes[self._record_of(ids)], tokens], axis=1)
         return {"tokens": tokens}
+
+    def cluster_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._pieces[self._record_of(ids)]
 
     def _changed(self, ids: np.ndarray, tokens: np.ndarray, draw: Draw) -> np.ndarray:
         speeds = self._augment.draw_speeds(draw)
@@ -91,10 +103,11 @@ class Performances(Windows):
     def _at_speed(self, row: int, speed: float) -> np.ndarray:
         record = int(self._record_of(np.array([row]))[0])
         start = row * self.context + int(self._shift[record])
-        wanted = 16 + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
+        wanted = BEYOND + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
         ids = self._ids[start : min(start + wanted, int(self._ends[record]))]
         head = ids[:1][ids[:1] == CLS]
-        made = np.concatenate([head, TOKENIZER.encode(changed(TOKENIZER.decode(ids), speed, 0))])
+        notes = TOKENIZER.decode(ids, keep_open=True)  # what is still open here has its end past the row
+        made = np.concatenate([head, TOKENIZER.encode(changed(notes, speed, 0))])
         return filled(made, self.context + 1)
 
 
@@ -118,10 +131,12 @@ class TaskRows(Stream):
         self.num_rows = len(self._starts) * (len(self.choices) if self.is_eval else 1)
         if not self.num_rows:
             raise DataError("no record has two notes or more; prepare other data")
-        asked = [(c.task.name, c.weight, c.ranges) for c in self.choices]
+        # An eval set asks each task once, however often training does: weights are no part of what it is.
+        asked = [(c.task.name, *([] if self.is_eval else [c.weight]), c.ranges) for c in self.choices]
         how = f"tasks-{notes_per_record}-{context}-{asked}{self._augment.name}{'/prefix' if has_prefix else ''}"
         self.fingerprint = " + ".join([*(some.fingerprint for some in records), how])
         self._composers = [str(some.store.index[n].get("composer") or "") for some, n in self._origins]
+        self._pieces = _numbered_pieces(some.store.index[n] for some, n in self._origins)
         self.groups = sorted({name for name in self._composers if name})
         weights = np.array([choice.weight for choice in self.choices])
         self._weight_below = np.cumsum(weights / weights.sum())
@@ -211,10 +226,10 @@ class TaskRows(Stream):
     def group_of(self, ids: np.ndarray) -> np.ndarray:
         number_of = {name: number for number, name in enumerate(self.groups)}
         by_owner = np.array([number_of.get(name, -1) for name in self._composers])
-        return by_owner[self.cluster_of(ids)]
+        return by_owner[self._owners[self._numbers(ids)]]
 
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
-        return self._owners[self._numbers(ids)]
+        return self._pieces[self._owners[self._numbers(ids)]]
 
     def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
         rows, labels = [], labels_of(self.choices)

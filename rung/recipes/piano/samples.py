@@ -23,10 +23,11 @@ from rung.nn.generate import generate
 from rung.nn.transformer import Transformer
 from rung.recipe import Sample
 from rung.recipes.piano.grammar import Grammar
-from rung.recipes.piano.notes import NOTE, from_zero, in_range, join, quantise
+from rung.recipes.piano.metrics import note_f1
+from rung.recipes.piano.notes import NOTE, from_zero, in_range, join, quantise, units
 from rung.recipes.piano.sequence import TOKENIZER, question, read_answer
 from rung.recipes.piano.tasks import Task
-from rung.recipes.piano.tokenizer import CLS, EOGENAI, LOUD, PAD
+from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, LOUD, PAD
 from rung.text import one_line
 
 
@@ -42,11 +43,39 @@ class Prompt:
 
     @property
     def is_continuation(self) -> bool:
-        return self.task is None or self.task.name == "continuation"
+        return _goes_on(self.task)
+
+    def comparable(self, made: np.ndarray) -> np.ndarray:
+        """What is to be compared with the reference: of a continuation, all up to the last note that was played.
+
+        Nobody is asked to know where a piece is cut.
+        """
+        if self.reference is None or not self.is_continuation:
+            return made
+        last_s = float(self.reference["start"].max()) if len(self.reference) else self.origin_s
+        return made[made["start"] < last_s + TOKENIZER.unit_s / 2]
 
     def whole(self, made: np.ndarray) -> np.ndarray:
         """Prompt and answer as one piece."""
         return join([self.notes, made]) if self.task is None else self.task.join(self.notes, made)
+
+    def shown(self, made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Notes of the model and of the prompt as they sound: a key that one strikes again ends the other's note."""
+        if self.task is not None and self.task.kind == "replace":
+            return made, self.notes
+        whole = self.whole(made)
+        is_given = np.isin(_strikes(whole), _strikes(self.notes))
+        return whole[~is_given], whole[is_given]
+
+
+def _goes_on(task: Task | None) -> bool:
+    """Whether the answer follows the prompt, and does not lie among its notes or in their place."""
+    return task is None or task.name == "continuation"
+
+
+def _strikes(notes: np.ndarray) -> np.ndarray:
+    """When and which key, as one number."""
+    return units(notes["start"]) * 128 + notes["pitch"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ def from_file(
             return question(task, values, some, prefix)
         return np.concatenate([np.array([*prefix, CLS], dtype=np.uint16), TOKENIZER.encode(some)])
 
-    keeps_last = task is None or task.name == "continuation"  # what comes next hangs on what was last
+    keeps_last = _goes_on(task)  # what comes next hangs on what was last
     kept = _that_fit(notes, keeps_last, ask, context_size // 2)
     if not len(kept):
         raise DataError(
@@ -189,34 +218,41 @@ def _read(prompt: Prompt, ids: np.ndarray, budget: int, is_cut: bool) -> Made:
     is_cut = is_cut or EOGENAI not in ids
     if len(prompt.ids) and TOKENIZER.token_class(prompt.ids[-1:])[0] == LOUD:
         ids = np.concatenate([prompt.ids[-1:], ids])  # the prompt ends between a velocity and its note
-    notes = read_answer(ids, prompt.origin_s)
+    notes = read_answer(ids[ids != GENAI], prompt.origin_s)  # a model without a grammar may ask again in its answer
     return Made(notes, budget if is_cut and prompt.task is not None else None)
 
 
 def artifacts(number: int, prompt: Prompt, made: np.ndarray, how: How, cut_at: int | None = None) -> Iterator[Sample]:
-    """sample-N.mid, .png and .wav; where there can be no sound, a text that says why."""
+    """sample-N.mid, .png and .wav; where there can be no picture or no sound, a text that says why."""
     from rung.recipes.piano.midi import write_midi
     from rung.recipes.piano.render import Layout, to_roll, to_wav
 
     whole = prompt.whole(made)
     caption = caption_of(prompt, made, how, cut_at)
     yield Sample(f"sample-{number}.mid", write_midi(whole), caption)
-    given = prompt.notes if len(prompt.notes) else None
+    by_model, given = prompt.shown(made)
     layout: Layout = "before" if prompt.is_continuation else "among"
     if prompt.task is not None and prompt.task.kind == "replace":
         layout = "replaced"
-    yield Sample(f"sample-{number}.png", to_roll(made, prompt_notes=given, layout=layout, title=caption), caption)
+    # More than an hour of music, or no sound font on a machine without network: the notes are still worth having.
     try:
-        sound = to_wav(whole)
-    except UserError as error:  # no sound font on a machine without network: the notes are still worth having
-        yield Sample(f"sample-{number}.no-sound.txt", f"{error}\n".encode(), "why there is no .wav")
-        return
-    yield Sample(f"sample-{number}.wav", sound.data, f"{caption}; played by {sound.engine}")
+        picture = Sample(
+            f"sample-{number}.png", to_roll(by_model, prompt_notes=given, layout=layout, title=caption), caption
+        )
+    except UserError as error:
+        picture = Sample(f"sample-{number}.no-picture.txt", f"{error}\n".encode(), "why there is no .png")
+    yield picture
+    try:
+        heard = to_wav(whole)
+        sound = Sample(f"sample-{number}.wav", heard.data, f"{caption}; played by {heard.engine}")
+    except UserError as error:
+        sound = Sample(f"sample-{number}.no-sound.txt", f"{error}\n".encode(), "why there is no .wav")
+    yield sound
 
 
 def caption_of(prompt: Prompt, made: np.ndarray, how: How, cut_at: int | None = None) -> str:
     if not len(made) and not len(prompt.notes):
-        return "no notes yet: train longer"
+        return f"no notes in {how.num_tokens} tokens: allow more of them, or train longer"
     whole = prompt.whole(made)
     seconds = float(whole["end"].max()) if len(whole) else 0.0
     if not len(prompt.notes):
@@ -227,14 +263,6 @@ def caption_of(prompt: Prompt, made: np.ndarray, how: How, cut_at: int | None = 
     if cut_at is not None:
         parts.append(f"cut after {cut_at} tokens")
     if prompt.reference is not None:
-        parts.append(f"note F1 {_f1(prompt, made):.2f} against what was played")
+        f1 = note_f1(prompt.reference, prompt.comparable(made)).f1
+        parts.append(f"note F1 {f1:.2f} against what was played")
     return f"{', '.join(parts)}; prompt: {prompt.words}"
-
-
-def _f1(prompt: Prompt, made: np.ndarray) -> float:
-    from rung.recipes.piano.metrics import note_f1
-
-    assert prompt.reference is not None
-    if prompt.is_continuation and len(prompt.reference):  # nobody is asked to know where a piece is cut
-        made = made[made["start"] <= prompt.reference["start"].max()]
-    return note_f1(prompt.reference, made).f1

@@ -1,7 +1,11 @@
 """Which records a run trains on and which it is evaluated on.
 
 With `extra_datasets` only those are trained on, and the base only validates; without, the base does both. A record of
-the training data that also occurs in the validation or test split of the base is left out.
+the training data that also occurs in the validation or test split of the base is left out, and so is one that an
+earlier of the extra sets has.
+
+The one surprising thing is that records are the same only where every note is: another take of a held-out piece, or the
+same take with the pedal, cannot be told from other music, and is trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import numpy as np
 
 from rung.data.store import Store, place
 from rung.data.stream import Joined
-from rung.errors import DataError, UserError
+from rung.errors import ConfigError, DataError, UserError
 from rung.recipe import Stream
 from rung.recipes.piano.augment import Augment
 from rung.recipes.piano.config import Config
@@ -36,7 +40,8 @@ class Sets:
         self._has_prefix, self._only_answers = cfg.data.prefix_tokens, cfg.loss_masking == "finetuning"
         augmentation = cfg.dataset.augmentation
         self._augment = Augment(tuple(augmentation.speed_change_factors), augmentation.max_pitch_shift)
-        self._has_ngram = cfg.evaluation.ngram
+        # Tasks need it for completions alone; without any it is not read, and told as unused.
+        self._has_ngram = (not choices or cfg.evaluation.completed > 0) and cfg.evaluation.ngram
         self._composers = list(cfg.dataset.eval_composers)
         self.remarks: list[str] = []  # what was decided on the way
 
@@ -58,16 +63,33 @@ class Sets:
         base = self._dataset.base_dataset_name
         if not self.extras:
             return [_records(self.base, "train", base)]
-        held_out = digests(self.base, "validation") | digests(self.base, "test")
+        held_out, earlier = digests(self.base, "validation") | digests(self.base, "test"), set[str]()
         found = []
         for name, store in self.extras.items():
             whole = _records(store, "train", name)
-            is_new = [store.index[n]["digest"] not in held_out for n in whole.numbers.tolist()]
-            if not all(is_new):
-                many = len(is_new) - sum(is_new)
-                self.remarks.append(f"{many} of {len(is_new)} records of {name} are held out in {base}: not trained on")
-            found.append(whole._replace(numbers=whole.numbers[is_new]))
+            if _sustains(store) != _sustains(self.base):
+                self.remarks.append(
+                    f"{name} has the pedal otherwise than {base}: copies of what is held out are not found"
+                )
+            own = [store.index[n]["digest"] for n in whole.numbers.tolist()]
+            is_held, is_again = (np.array([one in some for one in own], dtype=bool) for some in (held_out, earlier))
+            for which, where in ((is_held, f"held out in {base}"), (is_again & ~is_held, "in another set before it")):
+                if which.any():
+                    self.remarks.append(f"{which.sum()} of {len(own)} records of {name} are {where}: not trained on")
+            earlier |= set(own)
+            if not (is_held | is_again).all():
+                found.append(whole._replace(numbers=whole.numbers[~(is_held | is_again)]))
+        if not found:
+            raise DataError(
+                f"every record of dataset.extra_datasets is held out in {base}: nothing is left to train on; name "
+                "other sets, or none to train on the train split of the base"
+            )
         return found
+
+    @property
+    def trained_on(self) -> str:
+        """The name of the first data set of training, as its prefix is told."""
+        return self._training[0].dataset
 
     def train(self) -> Stream:
         if self._choices:
@@ -115,6 +137,12 @@ class Sets:
         data = self._data
         rows = TaskRows(records, self._choices, data.notes_per_record, data.context_size, self._has_prefix, augment)
         seen = rows.look(self._only_answers)
+        if augment is not None and not any(map(len, seen.targets)):
+            raise ConfigError(
+                f"not one of {seen.num_rows} rows looked at has its <GENAI> within data.context_size="
+                f"{data.context_size}: with loss_masking=finetuning nothing would be learned; lower "
+                f"data.notes_per_record={data.notes_per_record} or raise data.context_size"
+            )
         rows.baselines = {} if augment is not None else {"unigram": _unigram(seen.targets)}
         rows.targets_per_row = max(float(np.mean([len(ids) for ids in seen.targets])), 1.0)
         rows.about = {
@@ -158,6 +186,10 @@ class Sets:
                     f"dataset.{name}={_shown(value)}, but {path} was prepared with {_shown(was.get(name, False))}; "
                     "prepare it again with `rung data piano --replace`, or set it to what the data has"
                 )
+
+
+def _sustains(store: Store) -> bool:
+    return bool(store.info["settings"].get("sustain", False))
 
 
 def _shown(value: object) -> str:

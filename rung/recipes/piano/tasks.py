@@ -251,24 +251,6 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 assert tuple(TASKS) == TASK_NAMES  # each has its token
 
 
-class Entry(NamedTuple):
-    """A task as docs and help print it."""
-
-    name: str
-    kind: str
-    parameters: str
-    doc: str
-
-
-def table() -> list[Entry]:
-    return [Entry(task.name, task.kind, _ranges_shown(task), task.doc) for task in _ALL]
-
-
-def _ranges_shown(task: Task) -> str:
-    shown = (f"{p.name} {p.low}..{p.high}, usually {p.usual[0]}..{p.usual[1]}: {p.doc}" for p in task.parameters)
-    return " ".join(shown) or "none"
-
-
 def find(name: str) -> Task:
     """The task of this name; raises ConfigError with the nearest one."""
     if name not in TASKS:

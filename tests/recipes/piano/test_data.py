@@ -141,6 +141,20 @@ def test_damaged_files_are_quarantined_and_named(tmp_path: Path) -> None:
     assert info["dropped"]["read_notes"] == 48
 
 
+def test_a_silence_of_days_is_split_at_or_quarantined(tmp_path: Path) -> None:
+    """Each second of it would be two tokens."""
+    source = tmp_path / "in"
+    for number in range(3):
+        put(source, f"{number}.mid", tune(number))
+    put(source, "torn.mid", np.concatenate([tune(4), tune(5, at=4000)]))
+    prepare(source, tmp_path / "split", pause_detection_threshold=4)
+    assert Store.open(tmp_path / "split").info["quarantined"] == []
+    prepare(source, tmp_path / "whole", pause_detection_threshold=0)
+    [left_out] = Store.open(tmp_path / "whole").info["quarantined"]
+    assert left_out["file"] == "torn.mid"
+    assert "a silence of more than 3600 s; set dataset.pause_detection_threshold" in left_out["reason"]
+
+
 def test_copies_of_held_out_records_leave_train(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for number in range(40):
@@ -247,6 +261,7 @@ def test_what_cannot_be_prepared_is_said_in_one_sentence(tmp_path: Path) -> None
     for source, told in [
         (tmp_path / "empty", r"no MIDI files under .*empty \(looked for \*\.mid, \*\.midi\); pass --from"),
         (tmp_path / "none", "there is no folder"),
+        (tmp_path / ("n" * 300), "cannot look at .*: File name too long; pass --from"),
         (tmp_path / "a.mid", "is a file"),
         (tmp_path / "bad", "nothing to learn from in 1 files"),
     ]:
@@ -255,6 +270,15 @@ def test_what_cannot_be_prepared_is_said_in_one_sentence(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="pause_detection_threshold=-1"):
         prepare(tmp_path / "bad", tmp_path / "out", pause_detection_threshold=-1)
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_what_lies_in_a_store_does_not_go_with_it(tmp_path: Path) -> None:
+    pieces(tmp_path, "a.mid", "b.mid", "c.mid")
+    inside = tmp_path / "s" / "midi"
+    shutil.copytree(tmp_path / "in", inside)
+    with pytest.raises(DataError, match="which would be replaced; choose another place"):
+        prepare(inside, tmp_path / "s", replace=True)
+    assert len(list(inside.glob("*.mid"))) == 3
 
 
 def test_a_store_is_replaced_only_when_asked(tmp_path: Path) -> None:

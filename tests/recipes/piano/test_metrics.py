@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rung.recipes.piano.metrics import (
     F1,
     FEATURES,
-    METRICS,
     Comparison,
     Key,
     compare,
@@ -32,6 +31,7 @@ from rung.recipes.piano.notes import NOTE, make, quantise
 from tests.conftest import shared_data
 
 NOTHING = np.empty(0, dtype=NOTE)
+METRICS = tuple(compare_notes(NOTHING, NOTHING))
 
 
 def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:

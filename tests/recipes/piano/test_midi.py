@@ -106,6 +106,12 @@ def test_a_torn_and_a_missing_file(tmp_path: Path) -> None:
         read_midi(tmp_path / "none.mid")
 
 
+def test_a_quarter_without_ticks_has_no_times() -> None:
+    data = write_midi(make([0, 1], [1, 2], [60, 62], 64))
+    with pytest.raises(DataError, match="a quarter has no ticks"):
+        read_midi(data[:12] + b"\x00\x00" + data[14:])
+
+
 def test_without_symusic_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "symusic", None)
     with pytest.raises(UserError, match=r"rung\[midi\]"):

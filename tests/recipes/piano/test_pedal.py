@@ -199,6 +199,14 @@ def test_events_of_other_kinds_and_running_status_are_passed_over() -> None:
     assert read_midi(data, sustain=True).tolist() == read_with_mido(mido.MidiFile(file=io.BytesIO(data))).tolist()
 
 
+@pytest.mark.parametrize("odd", ["F8", "F107", "F20102", "F307", "F6", "FE"])
+def test_messages_to_the_whole_machine_have_lengths_of_their_own_and_a_track_ends_where_it_says(odd: str) -> None:
+    track = bytes.fromhex(f"00 {odd} 00 903C28 8768 803C00 00 FF2F00 00 903E28 8768 803E00")
+    head = b"MThd" + bytes([0, 0, 0, 6, 0, 0, 0, 1, 0x01, 0xF4])
+    data = head + b"MTrk" + len(track).to_bytes(4, "big") + track
+    assert read_midi(data, sustain=True).tolist() == read_midi(data).tolist() == [(0, 1, 60, 40)]
+
+
 @given(st.binary(max_size=60), st.integers(14, 60))
 def test_what_can_be_read_without_pedals_can_be_read_with_them(rubbish: bytes, keep: int) -> None:
     data = midi([pedal(127, 0), *note(60, 0, 1000), *note(62, 1000, 1000), pedal(0, 1000)])[:keep] + rubbish

@@ -16,8 +16,14 @@ from rung.cli.resolve import schema_of
 from rung.config import Layer, parse_overrides
 from rung.errors import ConfigError, DataError, UserError
 from rung.recipe import Draw
+from rung.recipes.piano.completion import by_ngram, prompt_of
+from rung.recipes.piano.data import prepare
+from rung.recipes.piano.ngram import NGram
+from rung.recipes.piano.notes import make
 from rung.recipes.piano.recipe import Piano
-from rung.recipes.piano.tokenizer import Tokenizer
+from rung.recipes.piano.sequence import TOKENIZER, Example, sequences
+from rung.recipes.piano.tasks import TASKS
+from rung.recipes.piano.tokenizer import CLS, Tokenizer, to_midpoints
 from tests.recipes.piano.tunes import write_store
 
 Rung = Callable[..., CompletedProcess[str]]
@@ -86,6 +92,43 @@ def test_what_the_base_holds_out_is_not_trained_on(base: Path, tmp_path: Path, s
     assert any(f"{len(shared)} of " in said for said in made.remarks())
 
 
+@pytest.mark.parametrize("stage", ["next_token_pretraining", "piano_task"])
+def test_a_set_that_is_all_held_out_is_left_out_or_refused(base: Path, tmp_path: Path, stage: str) -> None:
+    places = [json.loads(line) for line in (base / "index.jsonl").read_text().splitlines()]
+    numbers = [int(r["source"].split("/")[1][5:]) + 20 * (r["composer"] == "Chopin")
+               for r in places if r["split"] != "train"]  # fmt: skip
+    copies = write_store(tmp_path / "copies", {f"{n}.mid": n for n in numbers})
+    assert digests(copies, "train") <= digests(base, "validation", "test")
+    other = write_store(tmp_path / "other", {f"{n}.mid": 100 + n for n in range(9)})
+    words = (f"dataset.base_dataset_name={base}", f"stage={stage}")
+    with pytest.raises(DataError, match=r"every record of dataset.extra_datasets is held out in .*base"):
+        recipe(*words, f"dataset.extra_datasets=[{copies}]").streams()
+    both = recipe(*words, f"dataset.extra_datasets=[{copies},{other}]").streams()["train"]
+    assert both.num_rows == recipe(*words, f"dataset.extra_datasets=[{other}]").streams()["train"].num_rows
+
+
+def test_a_record_in_two_extra_sets_is_trained_on_once(base: Path, tmp_path: Path) -> None:
+    one = write_store(tmp_path / "one", {f"{n}.mid": 100 + n for n in range(12)})
+    two = write_store(tmp_path / "two", {f"{n}.mid": 106 + n for n in range(12)})
+    shared = digests(one, "train") & digests(two, "train")
+    assert shared
+    made = recipe(f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{one},{two}]", "stage=piano_task")
+    train = made.streams()["train"]
+    assert train.num_rows == 3 * len(digests(one, "train") | digests(two, "train"))  # 24 notes each, in rows of 8
+    assert any(f"{len(shared)} of " in said and "in another set before it" in said for said in made.remarks())
+
+
+def test_what_cannot_be_compared_with_what_is_held_out_is_said(base: Path, tmp_path: Path) -> None:
+    write_store(tmp_path / "plain", {f"{n}.mid": 100 + n for n in range(6)})
+    prepare(tmp_path / "plain-midi", tmp_path / "pedal\x1b[31m", sustain=True)
+    words = (f"dataset.base_dataset_name={base}", f'dataset.extra_datasets=["{tmp_path}/pedal\\e[31m"]')
+    made = recipe(*words)
+    made.streams()
+    (said,) = made.remarks()
+    assert "pedal otherwise than" in said
+    assert "\x1b" not in said
+
+
 def test_several_extras_are_trained_on_together(base: Path, tmp_path: Path) -> None:
     extras = [
         write_store(tmp_path / name, {f"{name}{n}.mid": first + n for n in range(9)})
@@ -141,6 +184,13 @@ def test_tasks_from_a_next_token_scratch_contradict_each_other(base: Path) -> No
     made.check_start("scratch")
     made.check_start("piano/7")
     recipe().check_start("scratch_next_token")
+
+
+def test_rows_whose_answers_are_all_cut_off_are_refused(base: Path) -> None:
+    words = (f"dataset.base_dataset_name={base}", "stage=piano_task", "data.context_size=4")
+    with pytest.raises(ConfigError, match=r"not one of .* rows .* data.context_size=4.*lower data.notes_per_record=8"):
+        recipe(*words, "loss_masking=finetuning").streams()
+    recipe(*words).streams()
 
 
 def test_what_is_not_decided_is_decided_aloud(base: Path) -> None:
@@ -202,7 +252,64 @@ def test_what_was_played_itself_has_an_f1_of_one(base: Path, monkeypatch: pytest
     assert found["f1"] == found["f1_velocity"] == found["key_agrees"] == 1.0
 
 
+@pytest.mark.parametrize("stage", ["next_token_pretraining", "piano_task"])
+def test_a_completion_does_not_depend_on_what_is_completed_with_it(base: Path, stage: str) -> None:
+    made = recipe(
+        f"dataset.base_dataset_name={base}", f"stage={stage}", "evaluation.completed=0.7", "evaluation.ngram=true",
+        "sampling.temperature=0", "data.context_size=200",
+    )  # fmt: skip
+    stream, model = made.streams()["full_val"], made.model().eval()
+    ids = np.unique(np.linspace(0, stream.num_rows - 1, 9).astype(int))
+
+    def measured(places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        draw = Draw(seed, -1, places)
+        batch = {name: torch.from_numpy(a) for name, a in stream.gather(ids[places], draw).items()}
+        with torch.no_grad():
+            return {name: np.array([float(x) for x in pair]) for name, pair in made.measure(model, batch, draw).items()}
+
+    whole = measured(np.arange(len(ids)), 0)
+    assert 0 < whole["f1"][1] < len(ids)
+    alone = [measured(np.array([place]), 5) for place in range(len(ids))]
+    for name, pair in whole.items():
+        assert sum(one[name] for one in alone if name in one) == pytest.approx(pair), name
+
+
+def test_what_was_played_is_known_from_the_middle_of_a_window_on() -> None:
+    notes = make([0, 0.5, 1.0], [0.4, 0.9, 9.0], [60, 62, 64], [30, 90, 110])
+    ids = np.concatenate([[CLS], TOKENIZER.encode(notes)])
+    ids = np.append(ids, ids[-1:])[: 2 * (int(np.flatnonzero(ids == TOKENIZER.id_of("NOTE_ON_62"))[0]))]
+    prompt = prompt_of(ids)
+    assert prompt is not None
+    assert TOKENIZER.name_of(int(prompt.ids[-1])).startswith("VELOCITY")  # the half lies between it and its note
+    assert prompt.reference is not None
+    assert prompt.reference["pitch"].tolist() == [62, 64]  # the last one sounds on when the window ends
+    assert np.array_equal(prompt.reference["velocity"], to_midpoints(notes)["velocity"][1:])
+    assert np.allclose(prompt.reference["start"], [0.5, 1.0])
+
+
+def test_the_3_gram_model_answers_from_where_the_model_does() -> None:
+    """One that has learned the piece by heart plays on while the last note of the prompt still sounds."""
+    starts = np.arange(40) * 0.25
+    notes = make(starts, starts + 0.6, 40 + np.arange(40), 66)
+    ngram = NGram([np.concatenate([[CLS], TOKENIZER.encode(notes)])] * 500, order=6)
+    task = TASKS["continuation"]
+    prompt, target = task.split(notes, (50,), 0)
+    row = sequences([Example(task, (50,), prompt, target)])[0]
+    asked = prompt_of(row)
+    assert asked is not None
+    made = by_ngram(ngram, asked, len(row) - len(asked.ids))
+    assert abs(made["start"][0] - target["start"][0]) < 0.005
+
+
 # Samples
+
+
+def test_a_sample_names_the_data_that_was_trained_on(base: Path, tmp_path: Path) -> None:
+    extra = write_store(tmp_path / "maestro", {f"{n}.mid": 100 + n for n in range(9)})
+    words = (f"dataset.base_dataset_name={base}", "data.prefix_tokens=true", "sampling.composer=Bach")
+    made = recipe(*words, f"dataset.extra_datasets=[{extra}]")
+    (prompt,) = made._prompts()
+    assert [TOKENIZER.name_of(int(id)) for id in prompt.ids] == ["<DATASET_MAESTRO>", "<COMPOSER_BACH>", "<CLS>"]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +347,10 @@ def test_samples_of_tasks_are_of_held_out_pieces(base: Path) -> None:
 def test_both_stages_from_the_command_line(rung: Rung, base: Path) -> None:
     words = (*SMALL, f"dataset.base_dataset_name={base}", "sampling.num_samples=2")
     rung("train", "piano", *words)
-    done = rung("train", "piano", *words[6:], "stage=piano_task", "loss_masking=finetuning", "init_from=piano/1")
+    more = ("stage=piano_task", "loss_masking=finetuning", "init_from=piano/1", "evaluation.ngram=true")
+    done = rung("train", "piano", *words[6:], *more)
     assert "weights from" in done.stdout
+    assert "evaluation.ngram (evaluation.completed=0 completes no rows)" in done.stdout
     figures = json.loads(rung("eval", "piano/2", "--json").stdout)
     assert list(figures) == ["full_val", "bach", "chopin"]
     whole: dict[str, Any] = figures["full_val"]

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from rung.data.store import Store
 from rung.recipe import Draw
 from rung.recipes.piano.augment import Augment, changed
+from rung.recipes.piano.data import prepare
+from rung.recipes.piano.midi import write_midi
 from rung.recipes.piano.notes import HIGHEST, LOWEST, from_zero, make, quantise
 from rung.recipes.piano.rows import Performances, Records, TaskRows, labels_of
 from rung.recipes.piano.sequence import TOKENIZER, is_by, prefix_of, read_answer
 from rung.recipes.piano.tasks import TASKS, parse
-from rung.recipes.piano.tokenizer import EOGENAI, GENAI, PAD
+from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, PAD
+from tests.recipes.piano.tunes import write_store
 
 
 def records(store: Store, split: str = "train") -> Records:
@@ -69,6 +72,14 @@ def test_a_row_of_an_eval_set_depends_on_its_number_alone(store: Store) -> None:
     assert np.array_equal(whole[3:9:2], some)
 
 
+def test_an_eval_set_is_the_same_whatever_weighs_in_training(store: Store) -> None:
+    once, often = (parse([{"name": "infill", "weight": weight}, "top_line"]) for weight in (1, 3))
+    some = [records(store)]
+    assert TaskRows(some, once, 16, 256).fingerprint == TaskRows(some, often, 16, 256).fingerprint
+    trained = (TaskRows(some, choices, 16, 256, augment=Augment()).fingerprint for choices in (once, often))
+    assert len(set(trained)) == 2
+
+
 def test_a_row_of_training_depends_on_seed_step_and_row(store: Store) -> None:
     rows = TaskRows([records(store)], parse("all"), 16, 256, augment=Augment((0.9, 1.1), 4))
     ids = np.arange(6)
@@ -100,6 +111,21 @@ def test_answers_end_and_only_padding_follows(store: Store) -> None:
         end = int(np.flatnonzero(tokens == EOGENAI)[0])
         assert (tokens[end + 1 :] == PAD).all()
         assert (tokens[:end] != PAD).all()
+
+
+def test_takes_of_one_piece_are_one_cluster_and_composers_are_groups(tmp_path: Path) -> None:
+    """Else standard errors over pieces are too small."""
+    tunes = {f"{who}/piece{n}/take{take}.mid": 9 * n + take + (who == "Bach") * 50
+             for who in ("Bach", "Liszt") for n in range(4) for take in range(3)}  # fmt: skip
+    some = records(Store.open(write_store(tmp_path / "takes", tunes)))
+    wanted = {(record["composer"], record["piece"]) for record in map(some.store.index.__getitem__, some.numbers)}
+    assert len(wanted) < len(some.numbers)
+    for rows in (Performances(some, 48, Augment(), False), TaskRows([some], parse("all"), 8, 256)):
+        ids = np.arange(rows.num_rows)
+        folders = [place["source"].rpartition("/")[0] for place in rows.places(ids)]
+        clusters, composers = rows.cluster_of(ids).tolist(), [rows.groups[n] for n in rows.group_of(ids)]
+        assert len(set(clusters)) == len(set(folders)) == len(set(zip(clusters, folders))) == len(wanted)
+        assert composers == [folder.partition("/")[0] for folder in folders]
 
 
 # Windows
@@ -162,6 +188,33 @@ def test_a_window_at_another_speed_has_the_notes_that_start_in_it(store: Store) 
             num_changed += 1
             assert np.array_equal(now, changed(was, 1.25, 0))
     assert num_changed > len(ids)
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.9, 1.1, 2.0])
+def test_a_window_at_another_speed_misses_nothing_at_its_end(tmp_path: Path, speed: float) -> None:
+    """Long notes: those that start near the end of a window end far behind it."""
+    starts = np.arange(120) * 0.13
+    folder = tmp_path / "midi"
+    folder.mkdir()
+    for name in "abc":
+        notes = make(starts, starts + 2.5, 40 + (np.arange(120) * 7 + ord(name)) % 40, 64)
+        (folder / f"{name}.mid").write_bytes(write_midi(notes))
+    prepare(folder, tmp_path / "long")
+    store = Store.open(tmp_path / "long")
+    rows, num = Performances(records(store), 64, Augment((speed,), 0), False), 0
+    plain, ids = Performances(records(store), 64, Augment(), False), np.arange(rows.num_rows)
+    made, before = (some.gather(ids, Draw(0, 1, ids))["tokens"] for some in (rows, plain))
+    for row, place in zip(made, plain.places(ids)):
+        if np.array_equal(row, before[place["row"]]):
+            continue
+        record = next(r for r in store.index if r["start"] == place["start"])
+        rest = store.arrays["tokens"][record["start"] + place["offset"] : record["start"] + record["length"]]
+        wanted = TOKENIZER.encode(changed(TOKENIZER.decode(rest), speed, 0))  # of all the rest, however long
+        wanted = np.concatenate([rest[:1][rest[:1] == CLS], wanted])[:65]
+        assert np.array_equal(row[: len(wanted)], wanted)
+        assert (row[len(wanted) :] == PAD).all()
+        num += 1
+    assert num > 3
 
 
 def test_a_prefix_names_data_set_and_composer(store: Store) -> None:

@@ -214,6 +214,12 @@ def test_prompts_of_all_kinds_are_completed_in_one_batch_as_each_alone(model: Tr
     assert complete(model, [], GREEDY, None) == []
 
 
+def test_a_model_that_asks_again_loses_nothing_of_its_answer() -> None:
+    said = np.concatenate([TOKENIZER.encode(tune(3)), [GENAI], TOKENIZER.encode(tune(2))])
+    (made,) = complete(Parrot([said]), [from_nothing()], How(len(said), 0.0, None, None, False), None)
+    assert len(made) == 5
+
+
 @pytest.mark.parametrize("grammar", [True, False])
 def test_an_answer_that_is_cut_says_so(model: Transformer, song: Path, grammar: bool) -> None:
     keys = np.arange(20, 60)
@@ -265,7 +271,37 @@ def test_from_nothing_there_is_one_colour_and_no_prompt_in_the_caption() -> None
     assert colours(made["sample-0.png"].data) == {"model"}
     assert made["sample-0.mid"].caption == f"5 notes, {tune(5)['end'].max():.1f} s, from nothing, temperature 1"
     none = next(artifacts(0, from_nothing(), tune(5)[:0], HOW))
-    assert none.caption == "no notes yet: train longer"
+    assert none.caption == "no notes in 60 tokens: allow more of them, or train longer"
+
+
+def bars(picture: bytes) -> list[tuple[str, int]]:
+    """Colour and width of each bar, from left to right, of notes that all have one pitch."""
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)[46:]
+    warmth = pixels[..., 0] - pixels[..., 2]
+    row = warmth[np.abs(warmth).sum(axis=1).argmax()]
+    signs = np.where(np.abs(row) > 40, np.sign(row), 0)
+    runs = np.split(signs, np.flatnonzero(np.diff(signs)) + 1)
+    return [("prompt" if run[0] > 0 else "model", len(run)) for run in runs if run[0]]
+
+
+def test_the_picture_shows_what_is_heard() -> None:
+    """A key that sounds is struck again by the model, and later by the prompt: each ends the note before it."""
+    given, made = make([0, 8], [6, 9], 60, 62), make([2, 7], [4, 10], 60, 62)
+    task = TASKS["top_line"]
+    prompt = Prompt(question(task, (), given), given, task, (), 0.0, "a piece")
+    picture = {sample.name: sample for sample in artifacts(0, prompt, made, HOW)}["sample-0.png"]
+    whose, widths = zip(*bars(picture.data), strict=True)
+    assert whose == ("prompt", "model", "model", "prompt")
+    second_px = widths[0] / 2
+    np.testing.assert_allclose(np.array(widths) / second_px, [2, 2, 1, 1], atol=0.1)
+
+
+def test_music_too_long_to_hear_is_still_written() -> None:
+    long = make([0, 3700], [1, 3701], 60, 62)
+    made = {sample.name: sample for sample in artifacts(0, from_nothing(), long, HOW)}
+    assert list(made) == ["sample-0.mid", "sample-0.no-picture.txt", "sample-0.no-sound.txt"]
+    assert len(read_midi(made["sample-0.mid"].data)) == 2
+    assert b"more than 3600 s" in made["sample-0.no-picture.txt"].data
 
 
 def test_without_a_sound_font_the_notes_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:

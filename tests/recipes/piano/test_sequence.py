@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rung.recipes.piano.notes import NOTE, make, quantise
-from rung.recipes.piano.sequence import TOKENIZER, answer, prefix_of, question, read_answer
+from rung.recipes.piano.sequence import TOKENIZER, Example, answer, prefix_of, question, read_answer, sequences
 from rung.recipes.piano.tasks import TASKS, Task
 from rung.recipes.piano.tokenizer import CLASSES, CLS, EOGENAI, GENAI, PAD, TASK_NAMES, to_midpoints
 
@@ -77,6 +77,22 @@ def test_a_row_is_question_genai_answer_eogenai(
     # The prompt is told on the time of the piece, from 0; its velocities as far as bins go.
     assert same(TOKENIZER.decode(asked_ids), to_midpoints(prompt))
     assert np.array_equal(question(task, values, prompt), asked_ids[[0, *range(3, len(asked_ids))]])
+
+
+@given(st.lists(st.tuples(NOTES, asked(), st.integers(0, 2**31)), min_size=1, max_size=4))
+def test_rows_made_together_are_each_its_question_and_answer(
+    asked_for: list[tuple[np.ndarray, tuple[Task, tuple[int, ...]], int]],
+) -> None:
+    examples = []
+    for notes, (task, values), seed in asked_for:
+        values = task.fitting(notes, values)
+        examples.append(Example(task, values, *task.split(notes, values, seed), prefix=prefix_of("asap", "Liszt")))
+    for row, one in zip(sequences(examples), examples, strict=True):
+        origin_s = one.task.origin(one.prompt, tuple(one.values))
+        asked_ids = question(one.task, one.values, one.prompt, one.prefix)
+        apart = np.concatenate([asked_ids, answer(one.target, origin_s)])
+        assert row.dtype == np.uint16
+        assert np.array_equal(row, apart)
 
 
 def test_one_row_token_by_token() -> None:

@@ -102,6 +102,15 @@ def test_maestro_as_it_is_downloaded_is_what_it_is_unpacked(tmp_path: Path) -> N
     assert {r["split"] for r in zipped.index} == set(SPLITS)
 
 
+def test_a_table_that_is_passed_by_is_told(tmp_path: Path) -> None:
+    """Or the publisher's splits would be gone without a word."""
+    found = find(archive(tmp_path / "a.zip", maestro() | {"stray.mid": write_midi(tune(9))}))
+    assert {take.split for take in found.takes} == {None}
+    [item] = found.quarantined
+    assert item["file"] == "maestro-v3.0.0/maestro-v3.0.0.csv"
+    assert "is not used; pass --from the folder it lies in" in item["reason"]
+
+
 def test_a_table_above_the_folder_is_found(tmp_path: Path) -> None:
     names = ["midi/one.mid", "midi/two.mid", "elsewhere/three.mid"]
     files = {name: write_midi(tune(n)) for n, name in enumerate(names)}

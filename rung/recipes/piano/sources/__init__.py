@@ -47,7 +47,11 @@ def find_source(source: Path | str | None, sustain: bool, report: Report | None)
     if source is None:
         return bach.source(report)
     path = Path(source)
-    if not path.exists():
+    try:
+        is_here = path.exists()
+    except OSError as error:
+        raise DataError(f"cannot look at {shown(path)}: {error.strerror}; pass --from another place") from error
+    if not is_here:
         if _HUB_NAME.fullmatch(str(source)):
             return note_sets.from_hub(str(source))
         raise DataError(

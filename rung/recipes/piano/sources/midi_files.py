@@ -20,7 +20,7 @@ from rung import units
 from rung.errors import DataError
 from rung.recipes.piano.midi import read_midi
 from rung.recipes.piano.sources import Source, Take, shown
-from rung.recipes.piano.sources.pieces import Listing, by_place, is_table, listed
+from rung.recipes.piano.sources.pieces import Listing, by_place, is_maestro, is_table, listed
 
 SUFFIXES = (".mid", ".midi")
 MOST_BYTES = 64 << 20  # of a file in an archive; the longest performance of MAESTRO has less than 1 MB
@@ -50,11 +50,14 @@ def source(tree: Tree) -> Source:
             f"{''.join(bad)}."
         )
     table, listings = listed(list(tree.files), tree.tables, tree.where, tree.above)
+    if table is None:
+        for name in filter(is_maestro, tree.tables):
+            tree.set_aside(name, "lists only some of these files and is not used; pass --from the folder it lies in")
     places = by_place(list(tree.files))
     takes = []
     for name in sorted(tree.files, key=shown):
         listing: Listing | None = listings.pop(name, None)
-        if listing is None and table is not None and table.name.startswith("maestro"):
+        if listing is None and table is not None and is_maestro(table.name):
             tree.set_aside(name, f"not listed in {table.name}")
             continue
         piece, composer, split = listing or places[name]
