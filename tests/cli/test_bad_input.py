@@ -119,7 +119,7 @@ CONFIG = [
     ("eval_only=true", "eval_only=true needs weights, but init_from=scratch_next_token"),
     ("init_from=piano/9", "there is no piano/9"),
     ("init_from=no/such/folder", "there is no run no/such/folder"),
-    ("dataset.base_dataset_name=violin", "no data at data/violin; prepare it with `rung data piano --from FOLDER --name"),
+    ("dataset.base_dataset_name=violin", "no data at data/violin; prepare it with `rung data piano --from"),
     ("dataset.base_dataset_name=runs/piano", "no data at runs/piano"),
     ("dataset.pause_detection_threshold=1", "dataset.pause_detection_threshold=1, but data/piano was prepared with 4"),
 ]
