@@ -223,9 +223,9 @@ def write_store(path: Path, vocab_size: int, num_records: int = 20, record_ids: 
         writer.array("tokens", np.uint16)
         for number in range(num_records):
             start = writer.append("tokens", numbers.integers(2, vocab_size, record_ids).astype(np.uint16))
-            writer.record("train" if number else "validation", start, record_ids)
+            writer.record("train" if number else "validation", start, record_ids, piece=str(number))
         writer.info = {
-            "tokenizer": {"hash": Tokenizer().hash},
+            "tokenizer": Tokenizer().description,
             "settings": {"pause_detection_threshold": 4.0},
             "unigram_nats": dict.fromkeys(("train", "validation"), float(np.log(vocab_size - 2))),
         }

@@ -54,7 +54,6 @@ def command() -> None:
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
     metavar="WHERE",
     help="A folder or file of your own, or a Hugging Face data set (text, piano); default: the embedded data.",
 )
@@ -88,7 +87,7 @@ def prepare(**given: object) -> None:
 def run_prepare(
     recipe: str,
     words: tuple[str, ...],
-    source: Path | None,
+    source: str | None,
     name: str | None,
     replace: bool,
     is_report: bool,
@@ -100,6 +99,8 @@ def run_prepare(
         raise DataError(f"--max-examples-per-split {most} contradicts --full, which takes all; give one of them")
     if most is not None or is_full:
         words = (*words, f"dataset.max_examples_per_split={0 if is_full else most}")
+    if source == "":  # a variable of a script that is not set
+        raise DataError("--from is empty; name a folder or a file, or . for this folder")
     resolved = resolve(recipe, words)
     if is_report:
         if source is not None or replace:
@@ -109,7 +110,9 @@ def run_prepare(
     cfg, seed = resolved.config.view("recipe"), resolved.config.view("engine").seed
     report, close = reporter()
     try:
-        path, summary = resolved.recipe_class.prepare(cfg, seed, source, name, replace, report)
+        path, summary = resolved.recipe_class.prepare(
+            cfg, seed, None if source is None else Path(source), name, replace, report
+        )
     finally:
         close()
     click.echo(json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}")
