@@ -281,3 +281,7 @@ def test_from_outside(rung: Callable[..., subprocess.CompletedProcess[str]], wor
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("rung: ")
+
+
+def test_an_empty_source_is_not_this_folder(refused: Refused) -> None:
+    assert "--from is empty" in refused("data", "piano", "--from", "", "--name", "new")
