@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,16 @@ from rung.nn.transformer import Transformer
 COLDEST = 1e-6  # below it a draw is greedy but for ties, and logits would grow past all numbers
 
 Allowed = Callable[[Tensor], Tensor]  # ids so far (B, T) -> bool (V,) or (B, V), True where an id may come next
+
+
+@dataclass(frozen=True)
+class How:
+    """What a recipe's user decides of a sample; the words are those of `generate`."""
+
+    num_tokens: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
 
 
 @torch.no_grad()

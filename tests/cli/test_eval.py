@@ -24,6 +24,7 @@ def test_another_split_is_evaluated_and_kept_with_the_run(rung: Rung) -> None:
     assert (found["run"], found["split"], found["step"], found["weights"]) == ("piano/1", "test", 4, "checkpoint 4")
     seen = found["sets"]["test"]
     assert f"{seen['loss']:.4f}" in text
+    assert {"note_on", "velocity", "time"} <= set(seen["parts"])
     assert seen["rows"] == len((folder / "test-4.windows.jsonl").read_text().splitlines())
     rows = list(csv.DictReader((folder / "test-4.csv").open()))
     known = [loss for loss in seen["positions"]["loss"] if loss is not None]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from rung.errors import DataError, UserError
+from rung.nn import generate as plain
 from rung.nn.generate import generate
 from rung.nn.transformer import Transformer
 from rung.recipe import Sample
@@ -79,12 +80,8 @@ def _strikes(notes: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class How:
-    num_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    grammar: bool
+class How(plain.How):
+    grammar: bool = True  # whether only what the tokenizer could have written is allowed
 
 
 class Made(NamedTuple):

@@ -170,7 +170,8 @@ class Text(Recipe):
         return Tokenizer.of_store(self.store)
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
-        from rung.recipes.text.samples import How, samples
+        from rung.nn.generate import How
+        from rung.recipes.text.samples import samples
 
         prompts = [self._given_prompt()] * self._num_samples if self._prompt else self._beginnings()
         return samples(cast("Transformer", model), self.tokenizer, prompts, How(*self._sampling), draw)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rung.nn.generate import generate
+from rung.nn.generate import How, generate
 from rung.nn.transformer import Transformer
 from rung.recipe import Draw, Sample
 from rung.text import one_line, visible
@@ -28,14 +28,6 @@ PROMPT_TOKENS = 32  # of a held-out document
 class Prompt:
     ids: np.ndarray
     origin: str  # in words
-
-
-@dataclass(frozen=True)
-class How:
-    num_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
 
 
 def samples(model: Transformer, tokenizer: Tokenizer, prompts: Sequence[Prompt], how: How, draw: Draw) -> list[Sample]:

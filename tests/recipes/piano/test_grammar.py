@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rung.nn.generate import choose, generate
 from rung.nn.transformer import Shape, Transformer
 from rung.recipes.piano.grammar import Grammar
-from rung.recipes.piano.notes import NOTE, make
 from rung.recipes.piano.tokenizer import (
     CLASS_OF_ID,
     CLASSES,
@@ -28,17 +27,10 @@ from rung.recipes.piano.tokenizer import (
     VOCAB_SIZE,
     Tokenizer,
 )
+from tests.recipes.piano.tunes import from_units
 
 TOKENIZER = Tokenizer()
 START = np.array([CLS], dtype=np.uint16)
-
-
-def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
-    """start and length in units, pitch, velocity"""
-    if not rows:
-        return np.empty(0, dtype=NOTE)
-    start, length, pitch, velocity = np.array(rows).T
-    return make(start * 0.01, (start + length) * 0.01, pitch, velocity)
 
 
 NOTES = st.lists(

@@ -7,16 +7,9 @@ from hypothesis import strategies as st
 
 from rung.recipes.piano.notes import NOTE, from_zero, make, quantise
 from rung.recipes.piano.tokenizer import CLASSES, CLS, TIME, TIME_STEPS, VOCAB_SIZE, Tokenizer, to_midpoints
+from tests.recipes.piano.tunes import from_units
 
 TOKENIZER = Tokenizer()
-
-
-def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
-    """start and length in units, pitch, velocity"""
-    if not rows:
-        return np.empty(0, dtype=NOTE)
-    start, length, pitch, velocity = np.array(rows).T
-    return make(start * 0.01, (start + length) * 0.01, pitch, velocity)
 
 
 NOTES = st.lists(

@@ -1,4 +1,4 @@
-"""Small stores of made-up tunes."""
+"""Made-up tunes, and small stores of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import numpy as np
 from rung.recipes.piano import data, midi, notes
 
 SPLIT_SEED = 1  # puts a piece of each composer into validation
+
+
+def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
+    """start and length in units, pitch, velocity"""
+    if not rows:
+        return np.empty(0, dtype=notes.NOTE)
+    start, length, pitch, velocity = np.array(rows).T
+    return notes.make(start * 0.01, (start + length) * 0.01, pitch, velocity)
 
 
 def tune(seed: int, num_notes: int = 24) -> bytes:
