@@ -66,6 +66,7 @@ def command(
     from rung.runs.query import open_run
     from rung.runs.record import Record
 
+    require_mirrors(mirrors)
     require_remote(remote)
     found = open_run(run, runs_root)
     if found.status == "running":  # asked first: its saves come and go while we look

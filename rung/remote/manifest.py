@@ -24,7 +24,7 @@ import msgspec
 
 from rung.errors import RunError
 from rung.remote.bucket import Bucket, RemoteError, Version
-from rung.runs.files import from_json, to_json
+from rung.runs.files import floats_again, to_json
 from rung.runs.record import check_name
 
 SCHEMA = 1  # raise it when an older reader would misread an item
@@ -108,7 +108,7 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
 
 
 def _decoded(data: bytes, kind: str, name: str) -> Manifest:
-    told = from_json(data)
+    told = msgspec.json.decode(data)  # not from_json, to which a file called Infinity is a number
     if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
         raise ValueError("it is not a manifest of rung")
     if told["schema"] > SCHEMA:
@@ -117,7 +117,7 @@ def _decoded(data: bytes, kind: str, name: str) -> Manifest:
         raise ValueError(f"it is of {told['kind']} {told['name']}, not of {kind} {name}")
     entries = tuple(_entry(one) for one in told["files"])
     _check_tree(entries)
-    document = told["document"] if isinstance(told["document"], dict) else {}
+    document = floats_again(told["document"]) if isinstance(told["document"], dict) else {}
     return Manifest(kind, name, str(told["uid"]), entries, document, str(told["created"]), str(told["push"]))
 
 

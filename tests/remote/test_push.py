@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rung.errors import RunError
@@ -37,6 +37,7 @@ def is_tree(files: dict[str, bytes]) -> bool:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=TREES.filter(is_tree))
+@example(files={"Infinity": b"", "NaN/-Infinity": b"1"})
 def test_any_tree_of_files_comes_back_as_it_was(place: str, files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bucket = Bucket(place, is_new=True)
