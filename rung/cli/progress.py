@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rung.units import count, duration
@@ -134,6 +136,18 @@ def make_display(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     kind = LiveDisplay if sys.stdout.isatty() else PlainDisplay
     return kind(num_steps, log_interval, baselines)
+
+
+@contextmanager
+def patience(words: str, after_s: float = 5.0) -> Iterator[None]:
+    """Says why nothing happens, where something takes longer than people wait."""
+    timer = threading.Timer(after_s, lambda: print(words, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def reporter() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rung.cli.progress import patience
 from rung.cli.resolve import Resolved, recipe_of, resolve, run_layer, runs_option
 from rung.config import differences
 from rung.errors import UserError
@@ -125,13 +126,14 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     if is_training:
         require_mirrors(kinds)
         require_remote(entry.remote)
-    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
+    with patience(_getting_ready(resolved, checks)):
+        setup = build(resolved.config, resolved.recipe_class, runs_root, is_training)
+        looked = check_before(setup, recipe) if checks and is_training else []
     if setup.cfg.eval_only:
         from rung.cli.eval import baselines_of, print_results
 
         print_results(setup.evaluator.run(setup.state.model), baselines_of(setup.streams), as_json=True)
         return
-    looked = check_before(setup, recipe) if checks else []
     record = None
     if setup.world.is_first:
         record = Record.create(
@@ -162,6 +164,17 @@ def train(recipe: str, resolved: Resolved, runs_root: Path, entry: Entry, checks
     mirrors, upload = open_mirrors(record, kinds), open_remote(record, entry.remote)
     others = [one.words() for one in (*mirrors, upload) if one is not None]
     follow(setup, record, "\n  ".join([words, *_told(looked), *others]), mirrors, upload)
+
+
+def _getting_ready(resolved: Resolved, checks: bool) -> str:
+    """What to say when the first words of a run are late."""
+    dtype = resolved.config.values["system.dtype"]
+    words = "getting ready: data is opened, the model built"
+    if checks:
+        words += ", mistakes looked for (--no-check leaves that out)"
+    if dtype in ("float16", "bfloat16") and resolved.config.values["system.device"] == "cpu":
+        words += f"; system.dtype={dtype} is slow on most CPUs, float32 is not"
+    return words
 
 
 def of_sweep(point: str, runs_root: Path) -> dict[str, Any]:

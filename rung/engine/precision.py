@@ -6,6 +6,7 @@ float16 needs a loss scale, whose skipped steps are calibration and not failures
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import torch
@@ -33,6 +34,20 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("system.device=mps, but torch finds no Apple GPU here; use auto or cpu")
     return device, ""
+
+
+def slowness(dtype: torch.dtype) -> float:
+    """How many times as long as in float32 a product of matrices takes on this CPU; few have arithmetic for halves."""
+
+    def best_s(dtype: torch.dtype) -> float:
+        matrix, seconds = torch.ones(128, 128, dtype=dtype), []
+        for _ in range(4):
+            begun = time.perf_counter()
+            matrix @ matrix
+            seconds.append(time.perf_counter() - begun)
+        return min(seconds)
+
+    return best_s(dtype) / best_s(torch.float32)
 
 
 class LossScale:
@@ -73,6 +88,8 @@ class Precision:
             has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             name = "bfloat16" if has_bf16 else "float32"
             self.reason = f"auto: {'this GPU has it' if has_bf16 else f'on {device.type}'}"
+        elif name != "float32" and device.type == "cpu" and (factor := slowness(DTYPES[name])) > 3:
+            self.reason = f"on this CPU {factor:.0f} times as slow as float32, which system.dtype=float32 asks for"
         self.name = name
         self.device_type = device.type
         self.loss_scale = LossScale(device) if name == "float16" else None

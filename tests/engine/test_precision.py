@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rung.engine import precision
 from rung.engine.precision import LossScale, Precision, choose_device
 from rung.errors import ConfigError
 
@@ -39,3 +40,11 @@ def test_what_is_chosen_for_the_user_has_a_reason() -> None:
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(ConfigError, match=f"system.device={name}"):
         choose_device(name)
+
+
+def test_a_precision_that_this_cpu_only_imitates_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "slowness", lambda dtype: 87.0)
+    assert "87 times as slow as float32" in Precision("float16", CPU).reason
+    assert Precision("float32", CPU).reason == ""
+    monkeypatch.setattr(precision, "slowness", lambda dtype: 0.6)
+    assert Precision("bfloat16", CPU).reason == ""
