@@ -43,9 +43,8 @@ class Rows:
 
     def __init__(self, num_rows: int, device: torch.device | str) -> None:
         self.sounds_BK = torch.zeros(num_rows, NUM_PITCHES, dtype=torch.bool, device=device)
-        self.last_off_B = torch.full(
-            (num_rows,), -1, device=device
-        )  # the key that ended last at this moment; -1 = none
+        # The keys that ended and began last at this moment; -1 = none.
+        self.last_off_B = torch.full((num_rows,), -1, device=device)
         self.last_on_B = torch.full((num_rows,), -1, device=device)
         self.most_wait_B = torch.full((num_rows,), LONGEST, device=device)  # the largest power that may come next
         self.is_loud_B = torch.zeros(num_rows, dtype=torch.bool, device=device)  # a velocity wants its note
