@@ -2,6 +2,8 @@
 # make test  everything that must hold
 # make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
 # make test-slurm  sweeps on a real SLURM: Debian's daemons, started for the test; needs root
+# make test-gpu  every recipe on a GPU, without pip; make gpu-carry puts what such a machine may lack into .gpu
+# make transcripts  write anew what the verbs print, after a sentence was improved
 # make bench ratios against peers, measured side by side
 # make page  the web pages alone
 
@@ -12,7 +14,12 @@ INSTALLED := $(VENV)/.installed
 PAGE := rung/web/static/sources.sha256
 PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f -print)
 
-.PHONY: run test test-doctor test-slurm lint bench page clean
+# What a machine with torch and transformers may lack of rung's own packages and of what its tests need. PyAV is too
+# large to be carried along; without it films are .webp.
+GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-xdist execnet iniconfig pluggy packaging \
+  pygments hypothesis sortedcontainers
+
+.PHONY: run test transcripts test-doctor test-slurm test-gpu gpu-carry lint bench page clean
 
 run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
@@ -21,11 +28,26 @@ run: $(INSTALLED) $(PAGE)
 test: $(INSTALLED) $(PAGE) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm"
 
+transcripts: $(INSTALLED)
+	RUNG_WRITE_TRANSCRIPTS=1 $(BIN)/python -m pytest -q tests/test_transcripts.py
+
 test-doctor: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m doctor tests/cases
 
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest -m slurm tests/sweep
+
+# With the machine's own Python and torch, and nothing installed: what it lacks lies in .gpu/site.
+test-gpu:
+	$(PYTHON) -c 'import torch; print("torch", torch.__version__, "on", torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")'
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/site TORCHINDUCTOR_COMPILE_THREADS=2 \
+	  $(PYTHON) -m pytest -n 8 --dist worksteal -p no:cacheprovider -rs --durations 12 tests/gpu
+
+# In the versions of .venv, for Python 3.12; then take .gpu to the machine together with the checkout.
+gpu-carry: $(INSTALLED)
+	rm -rf .gpu && mkdir .gpu
+	$(BIN)/pip freeze --exclude-editable > .gpu/versions.txt
+	$(BIN)/pip install -q --no-deps --no-compile --python-version 3.12 --only-binary :all: --target .gpu/site -c .gpu/versions.txt $(GPU_PACKAGES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check rung tests bench examples
@@ -33,7 +55,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput overhead loader world_loader tokenising play logging own_loop reading verdicts shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput overhead loader world_loader tokenising play logging script reading verdicts shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
 
 page: $(PAGE)
 

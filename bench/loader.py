@@ -3,9 +3,9 @@
     python -m bench.loader [--quick]
 
 One file of random ids in the page cache, windows of 1024 + 1 ids, 32 a batch, delivered as tensors in main memory, in
-the order of training. rung: `Windows` through `Feed` with one worker, as training uses it, and gathered in the caller's
-own thread; and the text recipe's rows, which draw a component, a document and a start each. torch: a map-style data
-set over the same memory map, a shuffling sampler, the default collate, 0 and 2 workers. There are two kinds of goods:
+the order of training. rung: `Windows` through `Prefetcher` with one worker, as training uses it, and gathered in the
+caller's thread; and the text recipe's rows, which draw a component, a document and a start each. torch: a map-style
+data set over the same memory map, a shuffling sampler, the default collate, 0 and 2 workers. Rows come in two kinds:
 
     int64    ready for an embedding: inputs and targets, as data sets are usually written; rung's rows cast and cut
     uint16   one row as it lies in the file, to be cast on the device: what rung delivers, and the leanest item there is
@@ -33,12 +33,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bench.report import facts, in_turns, pairwise, spread, verdict
-from rung.data.prefetch import Cut, Feed, to_device
 from rung.data.store import Store, StoreWriter
 from rung.data.stream import Windows
-from rung.recipe import Draw
+from rung.engine.prefetch import BatchLayout, Prefetcher, to_device
+from rung.random import Draw
 from rung.recipes.text.components import pool_of
-from rung.recipes.text.stream import Unique, training_rows
+from rung.recipes.text.stream import training_rows
 
 CONTEXT, ROWS, SEED = 1024, 32, 1337
 RECORD_IDS = 100_000  # a long document; rung never lets a window cross two
@@ -87,7 +87,7 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
             parties[f"LitData {workers}, int32"] = partial(rate, partial(through_litdata, chunks, workers), num_batches)
     for kind in ("uint16", "int64"):
         makers = {
-            f"rung Feed, {kind}": partial(through_feed, store, kind),
+            f"rung Prefetcher, {kind}": partial(through_feed, store, kind),
             f"rung direct, {kind}": partial(gathered, store, kind),
             f"rung text, {kind}": partial(through_text, store, kind),
             f"DataLoader 0, {kind}": partial(through_loader, store, kind, 0),
@@ -100,17 +100,17 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
     ratios = {}
     for kind in ("uint16", "int64"):
         best = list(map(max, figures[f"DataLoader 0, {kind}"], figures[f"DataLoader 2, {kind}"]))
-        for ours in ("direct", "Feed", "text"):
+        for ours in ("direct", "Prefetcher", "text"):
             ratios[ours, kind] = pairwise(figures[f"rung {ours}, {kind}"], best)
             print(f"{ours} / better DataLoader, {kind}: {spread(ratios[ours, kind], '.2f')}")
     if chunks is not None:
         theirs = list(map(max, figures["LitData 0, int32"], figures["LitData 2, int32"]))
-        for ours in ("direct", "Feed"):
+        for ours in ("direct", "Prefetcher"):
             print(
                 f"{ours}, uint16 / better LitData: {spread(pairwise(figures[f'rung {ours}, uint16'], theirs), '.2f')}"
             )
     usual = list(map(max, figures["DataLoader 0, int64"], figures["DataLoader 2, int64"]))
-    for ours, name in (("direct", "loader-direct"), ("text", "loader-text"), ("Feed", "loader")):
+    for ours, name in (("direct", "loader-direct"), ("text", "loader-text"), ("Prefetcher", "loader")):
         print(verdict(name, pairwise(figures[f"rung {ours}, uint16"], usual), BAR, form=".2f"))
 
 
@@ -133,22 +133,22 @@ Batches = Generator[Sequence[Tensor], None, None]
 
 
 def through_feed(store: Store, kind: str) -> Batches:
-    feed = Feed(Windows(store, "train", CONTEXT), Cut(ROWS, ROWS), SEED, CPU, workers=1)
+    prefetcher = Prefetcher(Windows(store, "train", CONTEXT), BatchLayout(ROWS, ROWS), SEED, CPU, workers=1)
     try:
         for step in itertools.count():
-            yield goods(feed.take(step)[0].batch["tokens"], kind)
+            yield goods(prefetcher.take(step)[0].batch["tokens"], kind)
     finally:
-        feed.close()
+        prefetcher.close()
 
 
 def through_text(store: Store, kind: str) -> Batches:
-    rows = training_rows(pool_of(store, "train", CATEGORIES), CONTEXT, "component_uniform", False, Unique())
-    feed = Feed(rows, Cut(ROWS, ROWS), SEED, CPU, workers=1)
+    rows = training_rows(pool_of(store, "train", CATEGORIES), CONTEXT, "component_uniform", False)
+    prefetcher = Prefetcher(rows, BatchLayout(ROWS, ROWS), SEED, CPU, workers=1)
     try:
         for step in itertools.count():
-            yield goods(feed.take(step)[0].batch["tokens"], kind)
+            yield goods(prefetcher.take(step)[0].batch["tokens"], kind)
     finally:
-        feed.close()
+        prefetcher.close()
 
 
 def gathered(store: Store, kind: str) -> Batches:

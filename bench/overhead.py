@@ -30,14 +30,14 @@ from torch import Tensor
 from bench.report import facts, pairwise, spread, verdict
 from bench.throughput import GPT2_VOCAB, STEPS, Gpt, Spent, now, record_of, since, wait_for, write_store
 from rung.config import Layer, Schema, load_file
-from rung.doctor.live import watch_of
-from rung.engine import loop
+from rung.doctor.live import live_doctor
 from rung.engine.build import Setup, build
 from rung.engine.config import Engine
-from rung.engine.keeper import Keeper
+from rung.engine.guarded import ClippedGrads, GuardedStep
+from rung.engine.loop import fit
 from rung.engine.optim import set_lr
-from rung.engine.signals import Row, Signals
-from rung.engine.step import Ready, Stepper
+from rung.engine.recorder import Recorder
+from rung.engine.signals import Arrived, Signals
 from rung.recipes import presets
 from rung.recipes.piano.recipe import Piano
 from rung.recipes.piano.tokenizer import VOCAB_SIZE
@@ -45,7 +45,7 @@ from rung.runs.record import Record
 
 BARS = {"everything": 0.99, "latch": 0.998}
 OFF: dict[str, Any] = {
-    "signals": {"layers_every": 0, "look_every": 0, "probes": False, "doctor": False},
+    "signals": {"layers_every": 0, "activation_stats_every": 0, "probes": False, "doctor": False},
     "guard": {"armed_steps": 0},
 }
 PARTIES = {"everything": {}, "latch": OFF, "bare": OFF}
@@ -61,13 +61,13 @@ class Mute:
     def say(self, text: str) -> None: ...
 
 
-class Unguarded(Stepper):
+class Unguarded(GuardedStep):
     """Applies what comes."""
 
-    def _update(self, ready: Sequence[Ready], lr: float) -> dict[str, Tensor]:
+    def _update(self, ready: Sequence[ClippedGrads], lr: float | None) -> dict[str, Tensor]:
         for one in ready:
-            set_lr(one.objective.optimizers, lr * one.objective.lr_scale)
-            for optimizer in one.objective.optimizers:
+            set_lr(one.of.objective.optimizers, lr or 0.0)
+            for optimizer in one.of.objective.optimizers:
                 optimizer.step()
         return {"skipped": self.guard.latch}
 
@@ -77,7 +77,7 @@ class Unread(Signals):
 
     def push(self, *row: Any) -> None: ...
 
-    def ready(self, wait: bool = False) -> Iterator[Row]:
+    def ready(self, wait: bool = False) -> Iterator[Arrived]:
         return iter(())
 
 
@@ -119,8 +119,8 @@ class Party:
         try:
             turns.wait_for(self.name)
             self._hold_between_chunks(turns)
-            watch = watch_of(self.record.path) if self.record is not None and self.name == "everything" else None
-            loop.fit(self.setup, self.record, Mute(), watch)
+            watch = live_doctor(self.record.path) if self.record is not None and self.name == "everything" else None
+            fit(self.setup, self.record, Mute(), watch)
         except Done:
             pass
         except BaseException as raised:
@@ -200,20 +200,16 @@ def built(
     schema = Schema({"engine": Engine, "recipe": recipe_class.Config})
     setup = build(schema.resolve(layers), recipe_class, folder / "runs")
     if name == "bare":
-        setup.stepper.__class__ = Unguarded
+        setup.stepper.guarded.__class__ = Unguarded
+        setup.stepper.guarded._signals = Unread()
         return setup, None
     return setup, record_of(folder, name, setup)
 
 
 def compete(parties: Sequence[Party]) -> None:
     turns = Turns([p.name for p in parties])
-    # The doctor looks every so many seconds: of his own run, not of the three.
-    kept, Keeper.WATCH_S = Keeper.WATCH_S, Keeper.WATCH_S * len(parties)
-
-    def signals_of(**how: Any) -> Signals:
-        return Unread(**how) if threading.current_thread().name == "bare" else Signals(**how)
-
-    loop.Signals = signals_of  # type: ignore[misc,assignment]
+    # The doctor looks every so many seconds: of its own run, not of the three.
+    kept, Recorder.DOCTOR_S = Recorder.DOCTOR_S, Recorder.DOCTOR_S * len(parties)
     threads = [threading.Thread(target=p.run, args=(turns,), name=p.name, daemon=True) for p in parties]
     try:
         for thread in threads:
@@ -221,7 +217,7 @@ def compete(parties: Sequence[Party]) -> None:
         for thread in threads:
             thread.join()
     finally:
-        Keeper.WATCH_S, loop.Signals = kept, Signals  # type: ignore[misc]
+        Recorder.DOCTOR_S = kept
     if turns.error is not None:
         raise turns.error
 

@@ -24,9 +24,9 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from bench.report import facts, in_turns, spread, verdict
-from rung.cli.resolve import resolve
 from rung.engine.build import Setup, build
 from rung.recipe import Player
+from rung.resolve import resolve
 from rung.web.play import play_app
 from rung.web.serve import address_of, listen, server
 

@@ -29,18 +29,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.report import facts, pairwise, spread, verdict
-from rung.cli.progress import PlainDisplay
 from rung.config import Layer, Schema, key, load_file, section
-from rung.data.prefetch import Feed
 from rung.data.store import Store, StoreWriter
 from rung.data.stream import Windows
 from rung.engine.build import Setup, build
 from rung.engine.config import Engine
 from rung.engine.loop import fit
 from rung.engine.optim import set_lr
+from rung.engine.prefetch import Prefetcher
 from rung.nn.losses import cross_entropy_sums
 from rung.nn.transformer import Shape, Transformer
-from rung.recipe import Batch, Draw, Loss, Objective, Recipe, Stream
+from rung.progress import PlainDisplay
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Recipe, Stream
 from rung.recipes import presets
 from rung.recipes.piano.recipe import Piano
 from rung.recipes.piano.tokenizer import PAD, VOCAB_SIZE, Tokenizer
@@ -81,7 +82,7 @@ class Gpt(Recipe):
             tokens = batch["tokens"].long()
             return Loss(*cross_entropy_sums(model(tokens[:, :-1]), tokens[:, 1:], ignore=0))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class Done(Exception):
@@ -118,8 +119,10 @@ class Bare:
             fused=True,
         )
         self.loss = torch.compile(self._loss, dynamic=False) if cfg.system.compile else self._loss
-        feed = Feed(setup.streams["train"], setup.cut, cfg.seed, setup.world.device, workers=0)
-        rows = [torch.cat([micro.batch["tokens"] for micro in feed.take(step)]).long() for step in range(num_batches)]
+        prefetcher = Prefetcher(setup.streams["train"], setup.layout, cfg.seed, setup.world.device, workers=0)
+        rows = [
+            torch.cat([micro.batch["tokens"] for micro in prefetcher.take(step)]).long() for step in range(num_batches)
+        ]
         self.batches = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in rows]
         self.step = 0
 
@@ -264,9 +267,9 @@ def report(setup: Setup, spent: Mapping[str, list[Spent]]) -> None:
     for name, values in spent.items():
         rates = sorted(targets / s.wall for s in values)
         line = f"{name}  {count(rates[len(rates) // 2])} targets/s [{count(rates[0])} {count(rates[-1])}]"
-        if setup.peak_flops is not None:
-            flops = setup.flops_per_row * setup.rate.rows_per_step
-            shares = [100 * flops / (s.wall * setup.peak_flops) for s in values]
+        if setup.flops.peak is not None:
+            flops = setup.flops.per_row * setup.rate.rows_per_step
+            shares = [100 * flops / (s.wall * setup.flops.peak) for s in values]
             line += f"  mfu {spread(shares, '.1f')} %, attention counted in full"
         print(line)
     wall = pairwise([s.wall for s in spent["bare"]], [s.wall for s in spent["rung"]])

@@ -8,8 +8,9 @@ can show. Then sets of pairs are drawn from these and judged by `decide`: as the
 and moved by three of their standard deviations (every other word is a miss). Delta is 0 for the first, so that nothing
 hides behind EQUIVALENT, and one standard deviation for the second.
 
-A planned look is `rung ab --seeds n`; an unplanned one is `rung ab --judge`; going on looks after 3, 5, 8 and 12 pairs
-and stops at the first word. The peer is what people do by eye: a t-test over the last evals of one pair.
+A planned look is `rung ab --seeds n`, or `rung ab --judge` of runs that declare planned_seeds=n; any other is
+unplanned. Going on looks after 3, 5, 8 and 12 pairs and stops at the first word. The peer is what people do by eye: a
+t-test over the last evals of one pair.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.report import facts, verdict
-from rung.compare.decide import LOOKS, UNPLANNED, Looks, decide, decide_by_floor
+from rung.compare.decide import LOOKS, UNPLANNED, AlphaSpending, decide, decide_by_floor
 from rung.compare.student import two_sided
 
 NUM_STEPS, EVERY, ROWS = 200, 10, 32
@@ -82,25 +83,25 @@ def train(seed: int, order: int) -> list[float]:
     return losses
 
 
-def once(num_pairs: int, looks: Looks) -> Callable[[Sequence[float], float], str]:
-    return lambda differences, delta: decide(differences[:num_pairs], delta, looks).word
+def once(num_pairs: int, spending: AlphaSpending) -> Callable[[Sequence[float], float], str]:
+    return lambda differences, delta: decide(differences[:num_pairs], delta, spending).word
 
 
-def going_on(looks: Looks) -> Callable[[Sequence[float], float], str]:
+def going_on(spending: AlphaSpending) -> Callable[[Sequence[float], float], str]:
     """Looks after 3, 5, 8 and 12 pairs and stops at the first word."""
 
     def judge(differences: Sequence[float], delta: float) -> str:
-        words = (decide(differences[:n], delta, looks).word for n in LOOKS)
+        words = (decide(differences[:n], delta, spending).word for n in LOOKS)
         return next((word for word in words if word != "UNDECIDED"), "UNDECIDED")
 
     return judge
 
 
 DESIGNS = {
-    **{f"planned, {n} pairs": once(n, Looks(n)) for n in LOOKS},
+    **{f"planned, {n} pairs": once(n, AlphaSpending(n)) for n in LOOKS},
     **{f"unplanned, {n} pairs": once(n, UNPLANNED) for n in LOOKS},
     "going on": going_on(UNPLANNED),
-    "planned 3, then going on": going_on(Looks(3)),
+    "planned 3, then going on": going_on(AlphaSpending(3)),
 }
 
 

@@ -6,7 +6,7 @@ One made-up film of 128x96 in the page cache, and a memory of 4@128x96, 8@64x48,
 that is predicted, 64 a batch. Every party delivers the same rows in the same order, as a model takes them: the memory
 and the target in float32 in [-1, 1], channels first, and the controls. Before anything is timed, they are compared.
 
-    rung     `Moments` through `Feed` with one worker, as training uses it: uint8 at every size, then the cast
+    rung     `Moments` through `Prefetcher` with one worker, as training uses it: uint8 at every size, then the cast
     packed   one .npy file, memory-mapped, and a DataLoader with 2 workers that makes the pyramid of each row
     hdf      the same over an HDF5 file with gzip, one frame a chunk, as recordings are often kept
 
@@ -32,8 +32,8 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
 from bench.report import facts, in_turns, pairwise, spread, verdict
-from rung.data.prefetch import Cut, Feed
 from rung.data.store import Store, StoreWriter
+from rung.engine.prefetch import BatchLayout, Prefetcher
 from rung.recipes.world.config import parse_scale
 from rung.recipes.world.memory import factors, shrink, span, to_signal
 from rung.recipes.world.stream import Moments, array_of
@@ -149,14 +149,14 @@ def write_store(path: Path, frames: np.ndarray, controls: np.ndarray) -> Store:
 
 
 def through_feed(film: Film) -> Batches:
-    feed = Feed(Moments(film.store, "train", SCALES), Cut(ROWS, ROWS), SEED, CPU, workers=1)
+    prefetcher = Prefetcher(Moments(film.store, "train", SCALES), BatchLayout(ROWS, ROWS), SEED, CPU, workers=1)
     try:
         for step in itertools.count():
-            batch = feed.take(step)[0].batch
+            batch = prefetcher.take(step)[0].batch
             frames = [*(batch[f"memory_{level}"] for level in range(len(SCALES))), batch["frames"][:, 0]]
             yield [*map(to_signal, frames), batch["controls"][:, 0]]
     finally:
-        feed.close()
+        prefetcher.close()
 
 
 def through_loader(film: Film, kind: str) -> Batches:

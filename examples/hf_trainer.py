@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import rung
-from rung.own_loop.huggingface import RungCallback
+from rung.script.huggingface import RungCallback
 
 
 def rows(num_rows: int, seed: int) -> list[dict[str, torch.Tensor]]:

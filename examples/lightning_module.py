@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rung
-from rung.own_loop.lightning import RungLogger
+from rung.script.lightning import RungCallback, RungLogger
 
 
 class Sine(lightning.LightningModule):
@@ -39,11 +39,11 @@ def batches(num_rows: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
 lightning.seed_everything(3)
 module = Sine()
 logger = RungLogger("sine", why="how wide must it be?")
-logger.watch(module)
 with tempfile.TemporaryDirectory() as folder:
     trainer = lightning.Trainer(
         max_epochs=6,
         logger=logger,
+        callbacks=[RungCallback(logger)],
         log_every_n_steps=1,
         accelerator="cpu",
         default_root_dir=folder,

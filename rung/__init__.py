@@ -1,76 +1,54 @@
 """rung trains generative sequence models and keeps the lab book while it does.
 
-In a loop of one's own, `rung.init`, `rung.log`, `rung.watch`, `rung.config` and `rung.finish` act on the run that is
-going on, so that a script written for wandb needs another import and little else.
+    run = rung.train("piano", ["optimizer.max_iters=200"])      docs/python.md
+    run = rung.init("mine", config={"lr": 1e-3})                docs/script.md, for a training loop of your own
 
-The surprising thing: while such a run is going on, `rung.config` is its configuration, and otherwise the module of
-that name. So the module is only ever imported from: `from rung.config import key`.
+Each name below is imported when it is asked for: `import rung` imports neither torch nor numpy.
 """
 
-import sys
-from types import ModuleType
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rung.engine.rescue import Diverged as Diverged
-    from rung.own_loop import OwnRun
-    from rung.own_loop import guard as guard
-    from rung.own_loop import init as init
-    from rung.own_loop import replay as replay
-    from rung.own_loop.current import define_metric as define_metric
-    from rung.own_loop.current import finish as finish
-    from rung.own_loop.current import log as log
-    from rung.own_loop.current import watch as watch
+    from rung import runs
+    from rung.api import evaluate, load, resume, sample, train
+    from rung.engine.guarded import Diverged
+    from rung.errors import UserError
+    from rung.random import Draw
+    from rung.recipe import Compile, Input, Loss, Objective, ParameterGroup, Recipe, Sample, Stream
+    from rung.runs.query import Run
+    from rung.script.current import define_metric, finish, init, log, watch
+    from rung.script.guard import guard
+    from rung.script.replay import replay
 
-    run: OwnRun | None
-    summary: dict[str, Any]
-
-_OF_THE_RUN = ("log", "watch", "define_metric", "finish", "summary")
-
-
-class _Rung(ModuleType):
-    @property
-    def config(self) -> Any:
-        current = sys.modules.get("rung.own_loop.current")
-        run = current.current() if current is not None else None
-        if run is None and "rung.config" not in sys.modules:
-            raise AttributeError  # and __getattr__ says why
-        return run.config if run is not None else sys.modules["rung.config"]
-
-    @config.setter
-    def config(self, found: Any) -> None:
-        """Python sets a submodule as an attribute when it is imported; it is found in sys.modules anyway. A script that
-        sets it means the configuration of its run."""
-        if not isinstance(found, ModuleType):
-            from rung.own_loop.current import needed
-
-            needed().config.update(found)
-
-
-sys.modules[__name__].__class__ = _Rung
+__all__ = [
+    "Compile", "Diverged", "Draw", "Input", "Loss", "Objective", "ParameterGroup", "Recipe", "Run", "Sample", "Stream",
+    "UserError", "__version__", "define_metric", "evaluate", "finish", "guard", "init", "load", "log", "replay",
+    "resume", "runs", "sample", "train", "watch",
+]  # fmt: skip
+_NAMES = {
+    "rung.api": ("train", "resume", "evaluate", "load", "sample"),
+    "rung.runs.query": ("Run",),
+    "rung.script.current": ("init", "log", "watch", "define_metric", "finish"),
+    "rung.script.guard": ("guard",),
+    "rung.script.replay": ("replay",),
+    "rung.recipe": ("Recipe", "Stream", "Loss", "Objective", "ParameterGroup", "Compile", "Input", "Sample"),
+    "rung.random": ("Draw",),
+    "rung.engine.guarded": ("Diverged",),
+    "rung.errors": ("UserError",),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """What a loop of one's own needs of rung; with torch only where it is asked for."""
-    if name in ("guard", "replay", "init"):
-        from rung import own_loop
-
-        return getattr(own_loop, name)
-    if name == "Diverged":
-        from rung.engine.rescue import Diverged
-
-        return Diverged
-    if name == "run" or name in _OF_THE_RUN:
-        from rung.own_loop import current
-
-        return current.current() if name == "run" else getattr(current, name)
-    if name == "config":
-        raise AttributeError("rung.config is the configuration of a run; start one: rung.init(experiment=...)")
-    if not name.startswith("_"):
-        from rung.own_loop import current, missing
-
-        if name in missing.OF_THE_MODULE:
-            return missing.missing(name, current.current())
+    if name == "runs":
+        return import_module("rung.runs")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'rung' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,11 +1,8 @@
 """One typed tree of keys per run: defaults, a preset, files, dotted overrides; who set and who read each value.
 
-Each part of rung declares its own keys as a dataclass with `key(default, doc)`. The tree of a run is the union of the
-engine's keys and the recipe's; both may own keys of one section (`data.batch_size` is the engine's,
-`data.context_size` the recipe's), and each owner gets back an object of its own type.
-
-The surprising thing: the objects handed out are of generated subclasses that note each leaf they are asked for, so that
-a key that nothing reads can be reported. Printing the tree does not count as reading it.
+Each part of rung declares its own keys as a dataclass with `key(default, doc)`. Two owners may have keys in one section
+(`data.batch_size` is the engine's, `data.context_size` the recipe's); each gets back an object of its own type, which
+records what is read, so that keys without effect can be reported. Printing the tree does not count as reading it.
 """
 
 from __future__ import annotations
@@ -29,16 +26,17 @@ REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
 def key(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A key: its default, its one documented line (meaning, unit, effect of the odd value), its range."""
+    """A key: its default, its one documented line (meaning, unit, effect of special values), its range."""
     metadata = {"doc": doc, "low": low, "high": high}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def section(kind: type, doc: str) -> Any:
-    """A group of keys, declared by a dataclass of its own."""
-    return field(default_factory=kind, metadata={"doc": doc})
+def section(kind: type, doc: str, is_late: bool = False) -> Any:
+    """A group of keys, declared by a dataclass of its own. `is_late`: nothing reads them before the first sample, save
+    or failed step, so that one that is not read yet may still have an effect."""
+    return field(default_factory=kind, metadata={"doc": doc, "is_late": is_late})
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class Key:
     doc: str
     low: float | None = None
     high: float | None = None
+    is_late: bool = False  # see section
 
 
 @dataclass(frozen=True)
@@ -75,19 +74,13 @@ class Config:
 
     def tree(self) -> dict[str, Any]:
         """Plain nested values, as they are written to config.yaml."""
-        tree: dict[str, Any] = {}
-        for name, value in self.values.items():
-            *sections, last = name.split(".")
-            place = tree
-            for part in sections:
-                place = place.setdefault(part, {})
-            place[last] = str(value) if isinstance(value, Budget) else value
-        return tree
+        return nest({name: str(value) if isinstance(value, Budget) else value for name, value in self.values.items()})
 
     def unread(self) -> list[str]:
-        """Keys that somebody set and nothing has asked for; a default that refers to another key is nobody's."""
-        nobody = ("default", "derived: ")
-        return [name for name in self.values if name not in self.reads and not self.sources[name].startswith(nobody)]
+        """Keys that were set and have no effect; a default that refers to another key was not set."""
+        not_set = ("default", "derived: ")
+        asked = [name for name in self.values if name not in self.reads and not self.schema.keys[name].is_late]
+        return [name for name in asked if not self.sources[name].startswith(not_set)]
 
 
 class Schema:
@@ -111,24 +104,28 @@ class Schema:
         for layer in layers:
             for name, value in self._leaves(layer.tree, "", layer.source, wrong):
                 raw[name], sources[name] = value, layer.source
+        code = "no-key" if wrong else "bad-value"
         values: dict[str, Any] = {}
         refused: dict[str, str] = {}
         for name, found in self.keys.items():
             try:
                 value, origin = _follow(name, raw)
-                values[name] = _in_range(found, _convert(found.kind, value))
+                values[name] = _convert(found.kind, value)
+                _check_range(found, values[name])
                 if origin:
                     sources[name] = f"{'derived' if sources[name] == 'default' else sources[name]}: from {origin}"
             except ValueError as error:
-                refused[name] = f"{name}={_shown(raw[name])} {error}"
+                shown = "''" if raw[name] == "" else raw[name]
+                refused[name] = f"{name}={shown} {error}"
         for name, line in refused.items():  # a default that only repeats another key's mistake is not one more
             if sources[name] != "default" or not any(t in refused for t in REFERENCE.findall(str(raw[name]))):
                 wrong.append(line)
         if not wrong:
+            code = "options-conflict"
             for owner in self.owners.values():
                 wrong += _rules(_build(owner, "", values, None))
         if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError("\n".join(wrong), code=code)
         return Config(self, values, sources)
 
     def _leaves(self, tree: Mapping[str, Any], prefix: str, source: str, wrong: list[str]) -> Iterator[tuple[str, Any]]:
@@ -143,17 +140,13 @@ class Schema:
                     first = next(known for known in self.keys if known.startswith(f"{name}."))
                     wrong.append(f"{name} is a group of keys, not a value; set one of its keys, such as {first}")
             else:
-                wrong.append(self._unknown(name, source))
-
-    def _unknown(self, name: str, source: str) -> str:
-        by_last: dict[str, str] = {}
-        for known in self.keys:
-            by_last.setdefault(known.rpartition(".")[2], known)
-        near = difflib.get_close_matches(name, list(self.keys), n=1, cutoff=0.7)
-        near += [by_last[m] for m in difflib.get_close_matches(name.rpartition(".")[2], list(by_last), n=1, cutoff=0.7)]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        where = f" (in {source})" if source.startswith(("file", "preset")) else ""
-        return f"{name} is not a key{where}{hint} ({self.help_verb} lists all keys)"
+                last = name.rpartition(".")[2]
+                by_last = {known.rpartition(".")[2]: known for known in reversed(self.keys)}
+                near = difflib.get_close_matches(name, list(self.keys), n=1, cutoff=0.7)
+                near += [by_last[m] for m in difflib.get_close_matches(last, list(by_last), n=1, cutoff=0.7)]
+                hint = f"; did you mean {near[0]}?" if near else ""
+                where = f" (in {source})" if source.startswith(("file", "preset")) else ""
+                wrong.append(f"{name} is not a key{where}{hint} ({self.help_verb} lists all keys)")
 
 
 def load_file(path: Path) -> dict[str, Any]:
@@ -165,17 +158,17 @@ def load_file(path: Path) -> dict[str, Any]:
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError:
-        raise ConfigError(f"no config file {path}") from None
+        raise ConfigError(f"no config file {path}", code="no-file") from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", code="cannot-read") from error
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}", code="bad-file") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}")
+        raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}", code="bad-file")
     return typing.cast(dict[str, Any], tree)
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`a.b=1` words as a tree. Values are YAML: 1e-4, true, null, [1, 2], text."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -183,20 +176,23 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
 
     tree: dict[str, Any] = {}
     seen: set[str] = set()
-    for word in words:
+    for word in overrides:
         name, equals, _ = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z0-9_.]+", name):
-            raise ConfigError(f"{word!r} is not an override; write key=value, such as lr.learning_rate=1e-4")
+            raise ConfigError(
+                f"{word!r} is not an override; write key=value, such as lr.learning_rate=1e-4", code="bad-override"
+            )
         try:
             one = OmegaConf.to_container(OmegaConf.from_dotlist([word]), resolve=False)
         except (YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(f"{word!r} has a value that is not valid YAML: {' '.join(str(error).split())}") from None
+            text = " ".join(str(error).split())
+            raise ConfigError(f"{word!r} has a value that is not valid YAML: {text}", code="bad-value") from None
         given = typing.cast(dict[str, Any], one)
         leaves = {leaf for leaf, _ in _flatten(given, "")}
         if any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in leaves for b in seen):
-            raise ConfigError(f"{name} is given twice on the command line; keep one")
+            raise ConfigError(f"{name} is given twice on the command line; keep one", code="options-conflict")
         seen |= leaves
-        _merge(tree, given)
+        merge(tree, given)
     return tree
 
 
@@ -215,39 +211,52 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{part}", value
 
 
-def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as a tree: {"a.b": 1} is {"a": {"b": 1}}."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        place = tree
+        for part in sections:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return tree
+
+
+def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Lays `other` over the tree, in place."""
     for part, value in other.items():
         if isinstance(value, dict) and isinstance(tree.get(part), dict):
-            _merge(tree[part], value)
+            merge(tree[part], value)
         else:
             tree[part] = value
 
 
-def _walk(kind: type, prefix: str, sections: dict[str, str]) -> Iterator[Key]:
-    hints = _hints(kind)
-    for f in dataclasses.fields(kind):
+def _walk(kind: type, prefix: str, sections: dict[str, str], is_late: bool = False) -> Iterator[Key]:
+    for f, hint, is_section in _fields(kind):
         name = f"{prefix}{f.name}"
-        if dataclasses.is_dataclass(hints[f.name]) and hints[f.name] is not Budget:
+        if is_section:
             sections.setdefault(name, f.metadata.get("doc", ""))
-            yield from _walk(typing.cast(type, hints[f.name]), f"{name}.", sections)
+            yield from _walk(hint, f"{name}.", sections, is_late or f.metadata.get("is_late", False))
         else:
             assert "doc" in f.metadata, f"{name} has no documented line; declare it with rung.config.key"
-            made = f.default_factory
-            default = f.default if made is dataclasses.MISSING else made()
-            yield Key(name, hints[f.name], default, f.metadata["doc"], f.metadata["low"], f.metadata["high"])
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            yield Key(name, hint, default, f.metadata["doc"], f.metadata["low"], f.metadata["high"], is_late)
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _fields(kind: type) -> list[tuple[dataclasses.Field[Any], Any, bool]]:
+    """The fields of a dataclass with their types, and whether each is a group of keys."""
+    hints = typing.get_type_hints(kind)
+    return [
+        (f, hints[f.name], dataclasses.is_dataclass(hints[f.name]) and hints[f.name] is not Budget)
+        for f in dataclasses.fields(kind)
+    ]
 
 
 def _follow(name: str, raw: Mapping[str, Any]) -> tuple[Any, str]:
     """The value of a key with its ${references} replaced, and what it was taken from."""
     origins: list[str] = []
-
-    def look_up(current: str, trail: tuple[str, ...]) -> Any:
-        return fill(raw[current], current, trail)
 
     def fill(value: Any, current: str, trail: tuple[str, ...]) -> Any:
         if isinstance(value, list):
@@ -269,12 +278,12 @@ def _follow(name: str, raw: Mapping[str, Any]) -> tuple[Any, str]:
                 raise ValueError(f"refers to {target}, which is not a key{hint}")
             if not trail:
                 origins.append(target)
-            return look_up(target, (*trail, current))
+            return fill(raw[target], target, (*trail, current))
 
         whole = REFERENCE.fullmatch(value)
         return replace(whole) if whole else REFERENCE.sub(lambda match: str(replace(match)), value)
 
-    return look_up(name, ()), ", ".join(origins)
+    return fill(raw[name], name, ()), ", ".join(origins)
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -308,12 +317,12 @@ def _convert(kind: Any, value: Any) -> Any:
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a name such as 2024
     if type(value) is not kind:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ValueError(f"is not {words.get(kind, kind)}")
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise ValueError(f"is not {names.get(kind, kind)}")
     return value
 
 
-def _in_range(found: Key, value: Any) -> Any:
+def _check_range(found: Key, value: Any) -> None:
     numbers = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     for number in numbers:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -324,35 +333,22 @@ def _in_range(found: Key, value: Any) -> Any:
             raise ValueError(f"is too small; the limit is {found.low:g}")
         if found.high is not None and number > found.high:
             raise ValueError(f"is too large; the limit is {found.high:g}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return str(value) if not isinstance(value, str) or value else "''"
 
 
 def _rules(view: Any) -> list[str]:
     """What an owner's `check` has against a combination of values; sections are asked too."""
-    wrong = []
-    for f in dataclasses.fields(view):
-        value = getattr(view, f.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, Budget):
-            wrong += _rules(value)
+    kind: type = type(view)
+    wrong = [line for f, _, is_section in _fields(kind) if is_section for line in _rules(getattr(view, f.name))]
     return wrong + list(view.check() if hasattr(view, "check") else ())
 
 
 def _build(kind: type, prefix: str, values: Mapping[str, Any], reads: set[str] | None) -> Any:
     """An object of this dataclass with these values, recording into `reads` unless that is None."""
-    hints = _hints(kind)
     view: Any = object.__new__(_recording(kind, prefix) if reads is not None else kind)
-    state = view.__dict__
-    state["_reads"] = reads
-    for f in dataclasses.fields(kind):
+    view.__dict__["_reads"] = reads
+    for f, hint, is_section in _fields(kind):
         name = f"{prefix}{f.name}"
-        if dataclasses.is_dataclass(hints[f.name]) and hints[f.name] is not Budget:
-            state[f.name] = _build(typing.cast(type, hints[f.name]), f"{name}.", values, reads)
-        else:
-            state[f.name] = values[name]
+        view.__dict__[f.name] = _build(hint, f"{name}.", values, reads) if is_section else values[name]
     return view
 
 
@@ -361,20 +357,13 @@ def _recording(kind: type, prefix: str) -> type:
     """A subclass whose leaves are read-only properties that note their own name when fetched."""
 
     def leaf(name: str) -> property:
-        dotted = f"{prefix}{name}"
-
         def fetch(self: Any) -> Any:
-            self.__dict__["_reads"].add(dotted)
+            self.__dict__["_reads"].add(f"{prefix}{name}")
             return self.__dict__[name]
 
         return property(fetch)
 
-    hints = _hints(kind)
-    leaves = {
-        f.name: leaf(f.name)
-        for f in dataclasses.fields(kind)
-        if not dataclasses.is_dataclass(hints[f.name]) or hints[f.name] is Budget
-    }
+    leaves = {f.name: leaf(f.name) for f, _, is_section in _fields(kind) if not is_section}
 
     def refuse(self: Any, name: str, *_: Any) -> None:
         raise AttributeError(f"{prefix}{name} cannot be set: a resolved config is read-only")

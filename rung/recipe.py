@@ -1,28 +1,23 @@
 """All that the engine knows of a recipe.
 
-A recipe says what is learned: the streams of data, the model, the loss, the samples worth looking at. The engine says
-how: steps, precision, schedules, checkpoints, the record. Neither knows the other's business, and nothing here or in
-engine/ knows what a token, a frame or a note is.
-
-The one surprising thing is that a loss is never a mean. It is a sum and a count of targets, so that the engine can
-divide once, by the count of the whole step, and the result does not depend on how a batch is cut into micros or ranks.
+A recipe says what is learned: the streams of data, the model, the loss, the samples worth looking at. A loss is never a
+mean: it is a sum and a count of targets, so that the engine can divide once, by the count of the whole step, and the
+result does not depend on how a batch is cut into micros or ranks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from rung.errors import UserError
+from rung.random import Draw
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many verbs only want a recipe's Config
-    import torch
     from torch import Tensor, nn
 
 Arrays = dict[str, np.ndarray]  # a batch as a stream gathers it: one row per id, on the first axis
@@ -31,33 +26,76 @@ Part = tuple["Tensor", "Tensor"]  # a sum and its count
 Report = Callable[[str, int, int], None]  # what is being done, how much of it is, how much there is
 
 
+class TargetLosses(NamedTuple):
+    """The terms of a loss before they are summed: the loss of each target and its weight, of one shape, rows first.
+
+    (rows, positions), or further axes where a position has several targets, such as (rows, positions, codebooks);
+    `names` says what the last axis counts.
+    """
+
+    losses: Tensor
+    weights: Tensor
+    names: Sequence[str] = ()
+
+
 class Loss(NamedTuple):
     """A summed loss over `count` targets, with named parts (per codebook, per task, per class of token).
 
-    The names of the parts must be the same for every batch; a part without targets has the count 0.
+    The names of the parts must be the same for every batch; a part without targets has the count 0. `targets` are the
+    same terms one by one, for `rung eval --split`: by position, by group of rows, with standard errors.
     """
 
     sum: Tensor
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
     parts: Mapping[str, Part] = {}
+    targets: TargetLosses | None = None
 
 
-class Objective(NamedTuple):
-    """What one optimizer minimises. Most recipes have one; a GAN has two, differentiated at the same weights.
+class ParameterGroup(NamedTuple):
+    """Parameters that are updated alike. What is None comes from the config.
 
-    `hidden` names the matrices that Muon may take; a recipe that leaves it empty can only be trained with AdamW.
-    `modules` are what to compile in place of the whole loss, where the loss draws random numbers, loops, or is
-    differentiated twice. `betas` stand in for those of the config.
+    The config's weight decay is for tensors of two or more dimensions; a number here is for every tensor of the group.
+    Nothing else depends on groups: gradients are clipped and updates skipped for a whole objective.
     """
 
     name: str
     parameters: Iterable[nn.Parameter]
-    loss: Callable[[Batch, Draw], Loss]
-    every: int = 1
-    hidden: Iterable[nn.Parameter] = ()
     lr_scale: float = 1.0  # times the learning rate of the step
     betas: tuple[float, float] | None = None
-    modules: Sequence[nn.Module] = ()
+    eps: float | None = None
+    weight_decay: float | None = None
+    muon: bool = False  # with optimizer.name=muon its matrices are Muon's, which has neither betas nor eps
+
+
+class Compile(NamedTuple):
+    """What `system.compile=true` compiles of an objective; evals and samples run as written.
+
+    `modules` in place of the whole loss, where the loss draws random numbers, loops, or is differentiated twice; an
+    empty list compiles nothing. `dynamic` is torch's: False compiles once for each shape, True once for all, None
+    begins with the first shape and gives up on it at the second.
+    """
+
+    modules: Sequence[nn.Module] | None = None
+    dynamic: bool | None = False
+
+
+WHOLE_STATIC = Compile()
+WHOLE_DYNAMIC = Compile(dynamic=True)
+
+
+class Objective(NamedTuple):
+    """What is minimised in one backward. A GAN has two, both differentiated at the weights before the step."""
+
+    name: str
+    groups: Sequence[ParameterGroup]
+    loss: Callable[[Batch, Draw], Loss]
+    every: int = 1
+    compile: Compile = WHOLE_STATIC
+    blocks: Sequence[nn.Module] = ()  # of which `system.activation_checkpointing` keeps only what went in
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.groups for parameter in group.parameters]
 
 
 class Sample(NamedTuple):
@@ -67,6 +105,15 @@ class Sample(NamedTuple):
     data: bytes
     caption: str = ""
 
+    def __repr__(self) -> str:
+        return f"<Sample {self.name}, {len(self.data)} bytes{': ' + self.caption if self.caption else ''}>"
+
+    def _repr_html_(self) -> str:
+        from rung.report.blocks import File
+        from rung.report.html import fragment
+
+        return fragment(File(self.name, self.caption, self.data))
+
 
 class Input(NamedTuple):
     """Something the model is given and could ignore; `how` says how to take it away: permute, zero or shift."""
@@ -74,6 +121,26 @@ class Input(NamedTuple):
     name: str
     tensors: Sequence[str]
     how: str = "permute"
+
+
+class Identity(NamedTuple):
+    """What the numbers of a run mean, as plain text, numbers and lists.
+
+    `weights`: vocabulary, tokenizer, normalisation; a checkpoint loads only where they are equal. `metrics`: which
+    loss, mask, ignored ids; two runs that differ here get no verdict, whatever their figures are. The engine adds the
+    eval set and how sums are divided.
+    """
+
+    weights: Mapping[str, Any] = {}
+    metrics: Mapping[str, Any] = {}
+
+
+class Notes(NamedTuple):
+    """What a user should know before step 0."""
+
+    errors: Sequence[str] = ()  # why this cannot be trained; each says what to change
+    lines: Sequence[str] = ()  # what was decided for the user, for the header of the run
+    unused: Mapping[str, str] = {}  # keys that mean nothing in this run, with the reason: reported where one is set
 
 
 class View(NamedTuple):
@@ -116,89 +183,11 @@ class Exported(NamedTuple):
     notes: Mapping[str, str] = {}  # what each input and output means
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Random numbers as a function of (seed, step, row, name), never of what was drawn before.
-
-    `rows` are places in the global batch of the step, so a draw does not change when the batch is shared by other
-    ranks or cut into other micros.
-    """
-
-    seed: int
-    step: int
-    rows: np.ndarray
-
-    def uniform(self, name: str, num_values: int = 1) -> np.ndarray:
-        """(rows, num_values) float64 in [0, 1)."""
-        key = np.uint64(self.key(name))
-        counter = self.rows.astype(np.uint64)[:, None] * np.uint64(num_values) + np.arange(num_values, dtype=np.uint64)
-        return (scramble(scramble(counter + key) ^ key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-    def integers(self, name: str, high: int | np.ndarray) -> np.ndarray:
-        """(rows,) int64 in [0, high)."""
-        return (self.uniform(name)[:, 0] * high).astype(np.int64)
-
-    @property
-    def is_eval(self) -> bool:
-        """Evals draw at step -1, always: what grows with the step, or only regularises, looks here."""
-        return self.step < 0
-
-    def noise(self, name: str, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """(rows, *shape) float32 in [0, 1), made on the device; the same for a row on any device and in any cut."""
-        import torch
-
-        num_values = math.prod(shape)
-        first, num_rows = int(self.rows[0]) if len(self.rows) else 0, len(self.rows)
-        if np.array_equal(self.rows, np.arange(first, first + num_rows)):  # of a micro: nothing to be sent
-            rows = torch.arange(first, first + num_rows, device=device)
-        else:
-            rows = torch.from_numpy(self.rows.astype(np.int64)).to(device)
-        counter = rows[:, None] * num_values + torch.arange(num_values, device=device)
-        key = self.key(name)
-        bits = _scramble_tensor(_scramble_tensor(counter + key) ^ key)
-        return ((bits >> 40) & 0xFFFFFF).float().mul_(2.0**-24).reshape(len(self.rows), *shape)
-
-    def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """A torch generator for bulk noise; unlike the row-wise draws it depends on the cut of the batch."""
-        import torch
-
-        return torch.Generator(device).manual_seed(self.key(f"{name}/{int(self.rows[0]) if len(self.rows) else 0}"))
-
-    def key(self, name: str) -> int:
-        return key_of(self.seed, self.step, name)
-
-
-def key_of(*parts: object) -> int:
-    """63 bits out of any printable parts, the same on every machine."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def scramble(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: a bijection on uint64 whose output bits all depend on all input bits."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def _scramble_tensor(x: Tensor) -> Tensor:
-    """`scramble` on int64: products wrap as those of uint64 do; a shift must not drag the sign along."""
-    x = x + _signed(0x9E3779B97F4A7C15)
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
-
-
 class Stream:
     """One data set, addressed by position.
 
-    A position counts rows since the start of training, not batches: a run resumed with another batch size goes on with
-    the next row. `ids` must be a pure function of its arguments; `gather` of its own.
+    A position counts rows since the start of training, not batches: a run resumed with another batch size continues
+    with the next row. `ids` must be a pure function of its arguments; `gather` of its own.
     """
 
     fingerprint: str  # what the data is, to the byte, and how rows are made of it
@@ -206,6 +195,7 @@ class Stream:
     targets_per_row: float = 1.0  # targets in a row, on average over the epoch; turns budgets in tokens into steps
     baselines: Mapping[str, float] = {}  # losses of trivial models on this very set, to print beside ours
     about: Mapping[str, Any] = {}  # source, split, tokenizer, ...: what a person calls the parts of the fingerprint
+    gathers_in: ClassVar[Literal["thread", "process"]] = "thread"  # process: decoding is Python's work; needs pickle
     groups: Sequence[str] = ()  # what rows are told apart by: components of a mixture, composers, maps
 
     def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
@@ -232,28 +222,20 @@ class Stream:
 
 
 class Recipe:
-    """What to subclass. Only `Config`, `streams`, `model` and `objectives` are required."""
+    """What to subclass. `Config`, `streams`, `model` and `objectives` are required; the rest has a sensible default."""
 
     Config: ClassVar[type[Any]]  # a dataclass of the recipe's own keys, see rung.config.key
-    is_causal: ClassVar[bool] = True  # whether a prediction sees only what comes before it; false for masked models
 
     def __init__(self, cfg: Any, seed: int) -> None:
         self.cfg = cfg
         self.seed = seed
 
-    def check_start(self, init_from: str) -> None:
-        """Refuses, with a ConfigError, to begin with these weights where that contradicts what is to be learned."""
+    def streams(self, split: str | None = None) -> Mapping[str, Stream]:
+        """`train`, and any number of eval sets in the order in which they matter; the first one chooses the best.
 
-    def remarks(self) -> Sequence[str]:
-        """What was decided for the user or is worth knowing before step 0, a line each; asked after `streams`."""
-        return ()
-
-    def unused(self) -> Mapping[str, str]:
-        """Keys that mean nothing in this run, with the reason: told where somebody has set one."""
-        return {}
-
-    def streams(self) -> Mapping[str, Stream]:
-        """`train`, and any number of eval sets in the order in which they matter; the first one chooses the best."""
+        With a `split`, the eval sets of data that training never looks at, `test` above all, for `rung eval --split`. A
+        recipe without such data leaves the argument out.
+        """
         raise NotImplementedError
 
     def model(self) -> nn.Module:
@@ -268,76 +250,105 @@ class Recipe:
         """Further metrics of the field on an eval batch, as sums and counts. An eval draws at step -1, always."""
         return {}
 
-    def held_out(self, split: str) -> Mapping[str, Stream]:
-        """Eval sets of a split that training never looks at, `test` above all; for `rung eval --split`."""
-        raise UserError(f"{type(self).__name__} has no split {split!r} to evaluate on")
-
-    def target_losses(self, model: nn.Module, batch: Batch, draw: Draw) -> tuple[Tensor, Tensor]:
-        """The loss of each target and its weight, both (rows, positions): the terms of the one loss, not yet summed."""
-        raise UserError(f"{type(self).__name__} does not tell the loss of single targets")
-
-    def foreign(self, folder: Path) -> nn.Module:
-        """A model that others have trained, from a Hugging Face folder, as `target_losses` and the loss take it."""
-        raise UserError(f"{type(self).__name__} cannot use the model in {folder}")
-
-    @classmethod
-    def keys_of(cls, source: Path) -> Mapping[str, Any]:
-        """The keys that a model must have to take the weights of others, as a tree: {"model": {"n_layer": 12}}.
-
-        `source` is a Hugging Face folder or a file, as init_from names it. Keys that the user sets win.
-        """
-        return {}
-
-    def adopt(self, model: nn.Module, source: Path) -> str:
-        """Fills the model with weights that others have trained, and returns what a person should know of it."""
-        raise UserError(
-            f"{type(self).__name__} cannot begin with the weights in {source}; set init_from to a run, a checkpoint or "
-            "scratch"
-        )
-
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
         """Artifacts a person wants to see or hear. Must change nothing; the model is in eval mode, no gradients."""
         return ()
 
-    def player(self, model: nn.Module) -> Player:
-        """What `rung play` walks in."""
-        raise UserError(f"{type(self).__name__} makes nothing to walk in; `rung sample` makes what it can")
-
-    def export(self, model: nn.Module) -> Exported:
-        """What `rung export --onnx` writes."""
-        raise UserError(f"{type(self).__name__} does not say how to export its model")
-
-    def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
-        """Writes what `rung export --hf` is to write into an empty folder; returns the names of the files."""
-        raise UserError(f"{type(self).__name__} does not say how its model is a Hugging Face folder")
+    is_causal: ClassVar[bool] = True  # whether a prediction sees only what comes before it; false for masked models
 
     def inputs(self) -> Sequence[Input]:
         """What can be taken away from the model, to see whether it was used."""
         return ()
 
-    def definition(self) -> Mapping[str, Any]:
-        """What the loss and the metrics count: which loss, mask, ignored ids; plain values.
+    def identity(self) -> Identity:
+        """What the weights and the metrics mean."""
+        return Identity()
 
-        Two runs whose definitions differ get no verdict, whatever their figures are. The engine adds the eval set and
-        how sums are divided.
+    def describe(self, init_from: str) -> Notes:
+        """Errors before the start, lines for the header, keys without effect; asked after `streams`.
+
+        `init_from` is where the weights come from, for what would contradict it.
         """
-        return {}
+        return Notes()
 
-    def identity(self) -> Mapping[str, Any]:
-        """What a checkpoint's weights mean: vocabulary, tokenizer, normalisation. Must be equal to load one."""
-        return {}
+
+# Optional capabilities: inherit those the recipe has, and the verb works for it.
+
+
+class Prepares:
+    """`rung data RECIPE`: data that is made beforehand."""
 
     @classmethod
     def prepare(
-        cls, cfg: Any, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+        cls,
+        cfg: Any,
+        seed: int,
+        source: Path | None,
+        name: str | None,
+        replace: bool,
+        report: Report,
+        device: str = "auto",
     ) -> tuple[Path, str]:
         """Writes the store that `streams` reads, from `source` or the embedded default; returns where, and a summary.
 
         `name` is where to put it when the config's own place is not wanted; `report(what, done, total)` shows progress.
+        `device` is for data that a model encodes: auto (a GPU if there is one), cpu, cuda:1.
         """
-        raise UserError(f"{cls.__name__} has no data to prepare: its streams make their own")
+        raise NotImplementedError
+
+
+class Reports:
+    """`rung data RECIPE --report`: a look at prepared data before anything is trained on it."""
 
     @classmethod
     def survey(cls, cfg: Any, path: Path, out: Path, report: Report) -> str:
-        """Looks at a prepared store before anything is trained on it: pages and pictures in `out`, and a summary."""
-        raise UserError(f"{cls.__name__} has no report on its data; `rung data show {path.name}` describes it")
+        """Writes pages and pictures into `out`, and returns a summary."""
+        raise NotImplementedError
+
+
+class Pretrained:
+    """`init_from=FOLDER`: weights that others have trained."""
+
+    @classmethod
+    def config_from_pretrained(cls, source: Path) -> Mapping[str, Any]:
+        """The keys that a model must have to take external weights, as a tree: {"model": {"n_layer": 12}}.
+
+        `source` is a Hugging Face folder or a file, as init_from names it. Keys that the user sets win.
+        """
+        return {}
+
+    def load_pretrained(self, model: nn.Module, source: Path) -> str:
+        """Fills the model with weights that others have trained, and returns what a person should know of it."""
+        raise NotImplementedError
+
+    def load_external(self, folder: Path) -> nn.Module:
+        """An external model as `objectives` takes it, from a Hugging Face folder, for `rung eval --weights`."""
+        raise UserError(
+            f"the recipe {type(self).__name__} cannot evaluate the model in {folder}: it has no load_external(); "
+            "leave --weights out to evaluate the run itself",
+            code="not-supported",
+        )
+
+
+class Exports:
+    """`rung export`: the model for other programs; one of the two will do."""
+
+    def export(self, model: nn.Module) -> Exported:
+        """What `rung export --onnx` writes."""
+        raise UserError(f"{type(self).__name__} cannot be exported as ONNX", code="not-supported")
+
+    def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
+        """Writes what `rung export --hf` is to write into an empty folder; returns the names of the files."""
+        raise UserError(f"{type(self).__name__} cannot be exported as a Hugging Face folder", code="not-supported")
+
+
+class Plays:
+    """`rung play`: a model one can walk in."""
+
+    def player(self, model: nn.Module) -> Player:
+        raise NotImplementedError
+
+
+def has_splits(recipe_class: type[Recipe]) -> bool:
+    """Whether it has eval sets of other splits than that of training."""
+    return "split" in inspect.signature(recipe_class.streams).parameters

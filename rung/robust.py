@@ -6,6 +6,7 @@ Non-finite values are counted by whoever calls, and never reach these functions.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 
@@ -19,11 +20,7 @@ FLOOR = 1e-3  # of the first values, and of what was expected: eight times that,
 
 def median(values: Sequence[float]) -> float:
     """The middle; NaN of nothing."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return math.nan
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return statistics.median(values) if len(values) else math.nan
 
 
 def sigma(values: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ def run(name: str, *words: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "own_loop",
+        "throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "script",
         "tokenising",
     ],
 )  # fmt: skip

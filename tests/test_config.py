@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rung.config import Config, Layer, Schema, differences, key, load_file, parse_overrides, section
 from rung.errors import ConfigError
 from rung.units import Budget
+from tests.errors import raises_code
 
 
 @dataclass
@@ -234,8 +235,10 @@ def test_an_unknown_key_names_the_nearest(word: str, near: str | None) -> None:
 
 
 def test_an_unknown_key_of_a_file_names_the_file() -> None:
-    with pytest.raises(ConfigError, match=r"lr\.foo is not a key \(in file my\.yaml\)"):
+    with raises_code("no-key") as error:
         SCHEMA.resolve([Layer("file my.yaml", {"lr": {"foo": 1}})])
+    assert "lr.foo" in str(error.value)
+    assert "file my.yaml" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -325,25 +328,19 @@ def test_a_yaml_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("a: [1\n", "is not valid YAML"),
-        ("- a\n- b\n", "must hold keys and values"),
-        ("a: ${b\n", "is not valid YAML"),
-        ("a: 1\na: 2\n", "is not valid YAML"),
-    ],
+    "content", ["a: [1\n", "- a\n- b\n", "a: ${b\n", "a: 1\na: 2\n"], ids=["open", "a list", "reference", "twice"]
 )
-def test_a_file_that_is_no_config(tmp_path: Path, content: str, why: str) -> None:
+def test_a_file_that_is_no_config(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=why) as caught:
+    with raises_code("bad-file") as caught:
         load_file(tmp_path / "x.yaml")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no config file"):
+    with raises_code("no-file"):
         load_file(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with raises_code("cannot-read"):
         load_file(tmp_path)
 
 
@@ -362,7 +359,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_an_override_given_twice_is_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="given twice on the command line"):
+    with raises_code("options-conflict"):
         parse_overrides(words)
 
 

@@ -121,9 +121,7 @@ def test_what_the_page_shows_can_be_done(
             exec(compile(block.text, where, "exec"), {"__name__": "page"})
 
 
-def call(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
+def call(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """What a shell would do, in this process: seconds of importing torch are saved with each command."""
     assert command[0] == "rung"
     monkeypatch.setattr(sys, "argv", command)
@@ -216,8 +214,8 @@ def test_the_readme_names_the_test_command_that_ci_runs() -> None:
 
 def test_examples_name_keys_that_exist() -> None:
     """Words such as `lr.min_lr` in running text are keys; one that was renamed must not stay behind in the guide."""
-    from rung.cli.resolve import schema_of
     from rung.recipes import CATALOG, find_recipe
+    from rung.resolve import schema_of
 
     schemas = [schema_of(name, find_recipe(name)) for name in CATALOG]
     known = {key for schema in schemas for key in schema.keys}

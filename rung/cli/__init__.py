@@ -20,7 +20,7 @@ VERBS = {
     "data": "Prepare, describe or verify a data set.",
     "check": "Look for mistakes before training: data, loss, schedule, memory.",
     "train": "Train a recipe; every run is recorded.",
-    "resume": "Go on with a run that was stopped or killed.",
+    "resume": "Resume a run that was stopped or killed.",
     "eval": "Evaluate a run on its eval sets.",
     "sample": "Make samples from a run.",
     "play": "Walk in a learned world.",
@@ -37,7 +37,7 @@ VERBS = {
     "metrics": "Write a run's metrics as CSV, JSON or Parquet.",
     "sql": "Ask all runs a question in SQL.",
     "export": "Write a run's model for other programs.",
-    "import": "Bring in runs of wandb, TensorBoard or trackio.",
+    "import": "Import runs of wandb, TensorBoard or trackio.",
     "mirror": "Show a run in wandb or TensorBoard.",
     "tag": "Put tags on runs, or take them off.",
     "pin": "Keep a checkpoint for good.",
@@ -46,7 +46,7 @@ VERBS = {
     "gc": "Empty the trash, and clear what no run needs.",
     "du": "Say how much disk each run takes.",
     "push": "Send data, runs and checkpoints to object storage.",
-    "pull": "Bring data, runs and checkpoints from object storage.",
+    "pull": "Download data, runs and checkpoints from object storage.",
     "config": "Print the keys of a recipe with their values, sources and meaning.",
     "recipes": "List the recipes and their presets.",
 }
@@ -73,7 +73,7 @@ class Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{args[0]} is not a verb{hint} (rung --help lists them)")
+            raise UserError(f"{args[0]} is not a verb{hint} (rung --help lists them)", code="no-verb")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -100,7 +100,8 @@ def main() -> None:
         code = cli.main(prog_name="rung", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        click.echo(f"rung: {visible(str(error))}", err=True)  # it may quote a file's name, and that anything
+        # The message may quote a file's name, which may hold anything.
+        click.echo(f"rung: {visible(str(error))} [{error.code}]", err=True)
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -108,7 +109,7 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         help_verb = f" (see `{context.command_path} --help`)" if context is not None else ""
-        click.echo(f"rung: {' '.join(error.format_message().split())}{help_verb}", err=True)
+        click.echo(f"rung: {' '.join(error.format_message().split())}{help_verb} [usage]", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -118,5 +119,5 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        click.echo(f"rung: what was to be printed could not be written: {error.strerror}", err=True)
+        click.echo(f"rung: cannot write the output: {error.strerror} [disk-full]", err=True)
         sys.exit(2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.resolve import json_option, resolve, run_layer, runs_option
+from rung.cli.options import config_option, json_option, runs_option
 from rung.errors import RunError
 from rung.recipes import CATALOG
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Look for mistakes before training.")
 @click.argument("what", metavar="RECIPE|RUN")
-@click.argument("words", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
-@click.option("-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys.")
+@click.argument("overrides", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
+@config_option
 @click.option("--quick", "is_quick", is_flag=True, help="Only what `rung train` asks before step 0; a few seconds.")
 @json_option
 @runs_option
 def command(
-    what: str, words: tuple[str, ...], files: tuple[Path, ...], is_quick: bool, as_json: bool, runs_root: Path
+    what: str, overrides: tuple[str, ...], files: tuple[Path, ...], is_quick: bool, as_json: bool, root: Path
 ) -> None:
     """Look for mistakes before training: in the plan, the data, the model, its loss and its evals.
 
@@ -42,19 +42,22 @@ def command(
       rung check piano/7
       rung check my_package.recipe:Mine --json
     """
-    name, setup = put_together(what, words, files, runs_root)
+    setup = _build(what, overrides, files, root)
     from rung.doctor.preflight.checks import run_checks
-    from rung.doctor.preflight.result import Bench
-    from rung.doctor.preflight.table import render
+    from rung.doctor.preflight.result import CheckContext, render
+
+    def report(name: str, done: int, total: int) -> None:
+        click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
 
     begun = time.monotonic()
     is_watched = sys.stderr.isatty() and not as_json
-    results = run_checks(Bench(setup, is_quick, name, shared={"runs_root": runs_root}), _report if is_watched else None)
+    context = CheckContext(setup, is_quick, shared={"runs_root": root})
+    results = run_checks(context, report if is_watched else None)
     seconds = time.monotonic() - begun
     if is_watched:
         click.echo("\r\x1b[K", nl=False, err=True)
     if as_json:
-        click.echo(json.dumps({"results": [r._asdict() for r in results], "seconds": seconds}, indent=1))
+        click.echo(json.dumps({"results": [r.to_dict() for r in results], "seconds": seconds}, indent=1))
     else:
         width = min(120, shutil.get_terminal_size((120, 24)).columns)
         click.echo(render(results, seconds, width, has_details=not is_quick))
@@ -63,28 +66,28 @@ def command(
         sys.exit(1)
 
 
-def put_together(what: str, words: tuple[str, ...], files: tuple[Path, ...], runs_root: Path) -> tuple[str, Setup]:
-    """The name of the recipe, and its setup: new, or that of a run at its last save."""
+def _build(what: str, overrides: tuple[str, ...], files: tuple[Path, ...], root: Path) -> Setup:
+    """Of a recipe as it would start, or of a run at its last save."""
     from rung.engine.build import build, restore
+    from rung.resolve import resolve
 
     if what in CATALOG or ":" in what:
-        resolved = resolve(what, words, files)
-        return what, build(resolved.config, resolved.recipe_class, runs_root)
+        resolved = resolve(what, overrides, files, runs=root)
+        return build(resolved.config, resolved.recipe_class, root)
     from rung.engine.checkpoint import Checkpoints
     from rung.runs.query import open_run
 
-    if "/" not in what and not (runs_root / what).exists():
+    if "/" not in what and not (root / what).exists():
         resolve(what)  # no run of that name: say what a recipe is
-    found = open_run(what, runs_root)
+    found = open_run(what, root)
     name = found.document["recipe"]
-    resolved = resolve(name, words, files, base=[run_layer(found.id, found.config(), found.sources())])
+    resolved = resolve(name, overrides, files, parent=found, runs=root)
     saves = Checkpoints(found.path / "checkpoints")
     if not saves.steps():
-        raise RunError(f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start")
-    setup = build(resolved.config, resolved.recipe_class, runs_root, is_new=False)
+        raise RunError(
+            f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start",
+            code="no-checkpoint",
+        )
+    setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
     restore(setup, saves.at(saves.steps()[-1]))
-    return name, setup
-
-
-def _report(name: str, done: int, total: int) -> None:
-    click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
+    return setup

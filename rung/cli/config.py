@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 import types
 import typing
@@ -12,21 +14,22 @@ from typing import Any, Literal
 
 import click
 
-from rung.cli.resolve import json_option, resolve, schema_of
+from rung.cli.options import config_option, json_option
 from rung.config import Config, Key, Schema
 from rung.errors import UserError
 from rung.recipes import CATALOG, find_recipe
+from rung.resolve import resolve, schema_of
 from rung.units import Budget
 
 
 @click.command(short_help="Print the keys of a recipe.")
 @click.argument("recipe", required=False)
-@click.argument("words", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
-@click.option("-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys.")
+@click.argument("overrides", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
+@config_option
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the reference; without RECIPE, of all of them.")
 @json_option
 def command(
-    recipe: str | None, words: tuple[str, ...], files: tuple[Path, ...], as_markdown: bool, as_json: bool
+    recipe: str | None, overrides: tuple[str, ...], files: tuple[Path, ...], as_markdown: bool, as_json: bool
 ) -> None:
     """Print every key of RECIPE as it would be used: value, where it comes from, what it means.
 
@@ -40,20 +43,27 @@ def command(
       rung config --markdown
     """
     if as_markdown:
-        if words or files or as_json:
-            raise UserError("--markdown prints what can be set, not values; leave out KEY=VALUE, -c and --json")
+        if overrides or files or as_json:
+            raise UserError(
+                "--markdown prints what can be set, not values; leave out KEY=VALUE, -c and --json",
+                code="options-conflict",
+            )
         click.echo("\n".join(reference(list(CATALOG) if recipe is None else [recipe])))
         return
     if recipe is None:
-        raise UserError("which recipe? (`rung recipes` lists them)")
-    config = resolve(recipe, words, files).config
+        raise UserError("which recipe? (`rung recipes` lists them)", code="missing-recipe")
+    config = resolve(recipe, overrides, files).config
     click.echo(json.dumps(rows(config), indent=1) if as_json else "\n".join(listing(config)))
 
 
 def rows(config: Config) -> dict[str, dict[str, Any]]:
     tree = config.tree()
     return {
-        name: {"value": _value(tree, name), "source": config.sources[name], "doc": found.doc}
+        name: {
+            "value": _value(tree, name),
+            "source": config.sources[name],
+            "doc": found.doc,
+        }
         for name, found in config.schema.keys.items()
     }
 
@@ -91,7 +101,7 @@ that is due counts; `0` means never.
 `${optimizer.max_iters}` follows `optimizer.max_iters=5000`. A circle of references, or one to a key that does not
 exist, is an error.
 
-**Sources.** Each value keeps where it came from: `default`, `preset tiny`, `file my.yaml`, `command line`, or
+**Sources.** Each value keeps where it came from: `default`, `preset tiny`, `file my.yaml`, `command line`, `python`, or
 `derived: from optimizer.max_iters` for a default that refers to another key. They are shown by `rung config` and kept
 with every run.
 
@@ -128,7 +138,7 @@ def _tables(schema: Schema, owner: str) -> Iterator[str]:
 
 
 def _kind(found: Key) -> str:
-    """The type and the range in words."""
+    """The type and the range, spelled out."""
     args = typing.get_args(found.kind)
     origin = typing.get_origin(found.kind)
     if origin is Literal:
@@ -136,11 +146,11 @@ def _kind(found: Key) -> str:
     if origin in (typing.Union, types.UnionType):
         first = next(a for a in args if a is not type(None))
         return f"{_kind(Key(found.name, first, None, '', found.low, found.high))} or null"
-    words = {int: "whole number", float: "number", bool: "true or false", str: "text", Budget: "quantity"}
-    words |= {list: "list", dict: "mapping"}
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", Budget: "quantity"}
+    names |= {list: "list", dict: "mapping"}
     limits = [f"from {found.low:g}"] if found.low is not None else []
     limits += [f"to {found.high:g}"] if found.high is not None else []
-    return " ".join([words.get(origin or found.kind, "any"), *limits])
+    return " ".join([names.get(origin or found.kind, "any"), *limits])
 
 
 def _grouped(schema: Schema) -> dict[str, list[Key]]:
@@ -162,7 +172,4 @@ def _yaml(found: Key, value: Any) -> str:
 
 
 def _value(tree: dict[str, Any], name: str) -> Any:
-    value: Any = tree
-    for part in name.split("."):
-        value = value[part]
-    return value
+    return functools.reduce(operator.getitem, name.split("."), tree)

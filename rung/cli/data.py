@@ -7,26 +7,15 @@ from pathlib import Path
 
 import click
 
-from rung.cli.progress import reporter
-from rung.cli.resolve import Resolved, json_option, resolve
-from rung.errors import DataError
+from rung.cli.options import GroupWithDefault, json_option
+from rung.errors import ConfigError, DataError, UserError
+from rung.progress import reporter
+from rung.recipe import Prepares, Report, Reports
+from rung.resolve import Resolved, resolve
 from rung.units import size
 
 
-class DataVerbs(click.Group):
-    """`rung data RECIPE` prepares; `rung data show` and `rung data verify` look at what is there."""
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found = super().get_command(ctx, name)
-        if found is not None:
-            return found
-        prepare_one = click.Command(
-            name, params=list(prepare.params), help=prepare.help, callback=lambda **given: run_prepare(name, **given)
-        )
-        return prepare_one
-
-
-@click.group(cls=DataVerbs, short_help="Prepare, describe or verify a data set.", no_args_is_help=True)
+@click.group(cls=GroupWithDefault, short_help="Prepare, describe or verify a data set.", no_args_is_help=True)
 def command() -> None:
     """Prepare the data of a recipe (rung data RECIPE), or look at data that is prepared (show, verify).
 
@@ -34,9 +23,10 @@ def command() -> None:
     rung data RECIPE [--from WHERE] [--name NAME] [--replace] [--report] [KEY=VALUE]...
       --from WHERE  a folder or file of your own; without it the data that comes embedded
       --name NAME   what to call it; default: what the recipe's config names
-      --replace     prepare it again if it is there already
+      --replace     prepare it again even if it exists
       --report      look at what is prepared: a page with pictures beside it
       --max-examples-per-split N, --full   so many documents of each split at most, or all
+      --device DEVICE   where a recipe that encodes its data with a model runs it
 
     \b
     Examples:
@@ -49,27 +39,25 @@ def command() -> None:
     """
 
 
-@command.command(hidden=True)
-@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--from",
-    "source",
-    metavar="WHERE",
-    help="A folder or file of your own, or a Hugging Face data set (text, piano); default: the embedded data.",
-)
+@click.command()
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--from", "source", metavar="WHERE",
+              help="Your own folder or file, or a Hugging Face data set (text, piano); "
+                   "default: the embedded data.")  # fmt: skip
 @click.option("--name", help="What to call it; default: what the recipe's config names.")
-@click.option("--replace", is_flag=True, help="Prepare it again if it is there already.")
+@click.option("--replace", is_flag=True, help="Prepare it again even if it exists.")
 @click.option("--report", "is_report", is_flag=True, help="Look at what is prepared: a page with pictures beside it.")
-@click.option(
-    "--max-examples-per-split",
-    "most",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="So many documents of each split at most; the same as dataset.max_examples_per_split=N.",
-)
+@click.option("--max-examples-per-split", "most", type=click.IntRange(min=1), metavar="N",
+              help="So many documents of each split at most; short for dataset.max_examples_per_split=N.")  # fmt: skip
 @click.option("--full", "is_full", is_flag=True, help="All documents, whatever the preset says.")
+@click.option("--device", default="auto", show_default=True,
+              help="Where a recipe that encodes its data with a model runs it: "
+                   "auto, cpu, cuda, cuda:1, mps.")  # fmt: skip
 @json_option
-def prepare(**given: object) -> None:
+def prepare(
+    recipe: str, overrides: tuple[str, ...], source: str | None, name: str | None, replace: bool, is_report: bool,
+    most: int | None, is_full: bool, device: str, as_json: bool,
+) -> None:  # fmt: skip
     """Prepare data.
 
     \b
@@ -82,62 +70,63 @@ def prepare(**given: object) -> None:
       rung data text --max-examples-per-split 50
       rung data text --from ccdv/arxiv-classification --name arxiv --full
     """
-
-
-def run_prepare(
-    recipe: str,
-    words: tuple[str, ...],
-    source: str | None,
-    name: str | None,
-    replace: bool,
-    is_report: bool,
-    most: int | None,
-    is_full: bool,
-    as_json: bool,
-) -> None:
     if most is not None and is_full:
-        raise DataError(f"--max-examples-per-split {most} contradicts --full, which takes all; give one of them")
+        message = f"--max-examples-per-split {most} contradicts --full, which takes all; give one of them"
+        raise DataError(message, code="options-conflict")
     if most is not None or is_full:
-        words = (*words, f"dataset.max_examples_per_split={0 if is_full else most}")
+        overrides = (*overrides, f"dataset.max_examples_per_split={0 if is_full else most}")
     if source == "":  # a variable of a script that is not set
-        raise DataError("--from is empty; name a folder or a file, or . for this folder")
-    resolved = resolve(recipe, words)
-    if is_report:
-        if source is not None or replace:
-            raise DataError("--report looks at data that is prepared; prepare it first, without --report")
-        run_report(recipe, resolved, name, as_json)
-        return
-    cfg, seed = resolved.config.view("recipe"), resolved.config.view("engine").seed
+        raise DataError("--from is empty; name a folder or a file, or . for this folder", code="missing-option")
+    if device != "auto":  # what auto is, only a recipe that needs one has to find out: torch takes seconds to import
+        from rung.engine.precision import choose_device
+
+        try:
+            choose_device(device)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("system.device=", "--device "), code="no-device") from None
+    resolved = resolve(recipe, overrides)
+    made_of, cfg = resolved.recipe_class, resolved.config.view("recipe")
+    if is_report and (source is not None or replace):
+        message = "--report looks at data that is prepared; prepare it first, without --report"
+        raise DataError(message, code="options-conflict")
     report, close = reporter()
     try:
-        path, summary = resolved.recipe_class.prepare(
-            cfg, seed, None if source is None else Path(source), name, replace, report
-        )
+        if is_report:
+            text = _report(recipe, resolved, name, as_json, report)
+        elif not issubclass(made_of, Prepares):
+            message = f"{made_of.__name__} has no data to prepare: its streams make their own"
+            raise UserError(message, code="not-supported")
+        else:
+            seed, folder = resolved.config.view("engine").seed, None if source is None else Path(source)
+            path, summary = made_of.prepare(cfg, seed, folder, name, replace, report, device)
+            text = json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}"
     finally:
         close()
-    click.echo(json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}")
+    click.echo(text)
 
 
-def run_report(recipe: str, resolved: Resolved, name: str | None, as_json: bool) -> None:
+command.default = prepare
+
+
+def _report(recipe: str, resolved: Resolved, name: str | None, as_json: bool, report: Report) -> str:
     from rung.data.store import place
 
-    cfg = resolved.config.view("recipe")
+    made_of, cfg = resolved.recipe_class, resolved.config.view("recipe")
     path = place(name or cfg.dataset.base_dataset_name)
     if not (path / "manifest.json").is_file():
         named = f" --name {name}" if name else ""
-        raise DataError(f"no data at {path} to report on; prepare it first: `rung data {recipe}{named}`")
+        message = f"no data at {path} to report on; prepare it first: `rung data {recipe}{named}`"
+        raise DataError(message, code="no-data")
+    if not issubclass(made_of, Reports):
+        message = f"{made_of.__name__} has no report on its data; `rung data show {path.name}` describes it"
+        raise UserError(message, code="not-supported")
     out = path.parent / f"{path.name}-report"
-    report, close = reporter()
-    try:
-        summary = resolved.recipe_class.survey(cfg, path, out, report)
-    finally:
-        close()
+    summary = made_of.survey(cfg, path, out, report)
+    if not as_json:
+        return f"{summary}\nin {out / 'report.md'}"
     figures = out / "report.json"
-    if as_json:
-        found = json.loads(figures.read_text("utf-8")) if figures.is_file() else {}
-        click.echo(json.dumps({"path": str(out), "summary": summary, **found}))
-    else:
-        click.echo(f"{summary}\nin {out / 'report.md'}")
+    found = json.loads(figures.read_text("utf-8")) if figures.is_file() else {}
+    return json.dumps({"path": str(out), "summary": summary, **found})
 
 
 @command.command()
@@ -182,5 +171,7 @@ def verify(names: tuple[str, ...]) -> None:
         store = Store.open(place(name))
         problems = store.verify()
         if problems:
-            raise DataError(f"{store.path} is damaged: {'; '.join(problems)}; prepare it again with --replace")
+            raise DataError(
+                f"{store.path} is damaged: {'; '.join(problems)}; prepare it again with --replace", code="data-damaged"
+            )
         click.echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.ls import print_table
+from rung.cli.options import runs_option
+from rung.report.table import print_table
 from rung.runs.files import to_json
 from rung.runs.query import Run, open_run
+from rung.text import one_line, visible
 from rung.units import count
 
 if TYPE_CHECKING:
@@ -33,9 +35,8 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 @click.option("--stat", is_flag=True, help="Of the code show only which files changed, all of them.")
 @click.option("--allow", "allowed", multiple=True, metavar="NAME",
               help="Do not count it as a confounder: seed, code, environment, packages, a key, ...")  # fmt: skip
-@click.option("--declare", "declared", metavar="NAME", help="What was changed on purpose, where it is no key: code.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--declare", "declared", metavar="NAME", help="What was changed on purpose, if not a config key: code.")
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the whole patch and all digits.")
 def command(
     a: str, b: str, metric: str | None, patch: bool, stat: bool, allowed: tuple[str, ...], declared: str | None,
@@ -81,8 +82,6 @@ def names_of(a: Run, b: Run) -> tuple[str, str]:
 
 def shown(value: Any, most: int = 60) -> str:
     """A value of anybody's as one line of text that steers no terminal."""
-    from rung.text import one_line
-
     text = value if isinstance(value, str) else to_json(value).decode()
     text = one_line(text.encode("utf-8", "backslashreplace").decode())
     return text if len(text) <= most else f"{text[: most - 3]}..."
@@ -185,18 +184,12 @@ def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
             click.echo(f"and {len(changes) - len(listed)} more (--stat lists all)")
     for note in code.notes:
         click.echo(_folded(shown(note, 600)))
-    if code.patch and how != "none":
-        _patch(code.patch, is_whole=how == "all")
-
-
-def _patch(patch: str, is_whole: bool) -> None:
-    from rung.text import visible
-
-    lines = patch.split("\n")[:-1] if patch.endswith("\n") else patch.split("\n")
-    changed = [
-        i for i, line in enumerate(lines) if line.startswith(("+", "-")) and not line.startswith(("+++ ", "--- "))
-    ]
-    end = len(lines) if is_whole or len(changed) <= SHORT_PATCH else changed[SHORT_PATCH]
+    if not code.patch or how == "none":
+        return
+    lines = code.patch.removesuffix("\n").split("\n")
+    heads = ("+++ ", "--- ")
+    changed = [i for i, line in enumerate(lines) if line.startswith(("+", "-")) and not line.startswith(heads)]
+    end = len(lines) if how == "all" or len(changed) <= SHORT_PATCH else changed[SHORT_PATCH]
     click.echo()
     for line in lines[:end]:
         # A carriage return is a difference too; `visible` takes it for a line end.
@@ -211,8 +204,8 @@ def _conditions(comparison: Comparison, names: tuple[str, str], strict: Strictne
     for one in comparison.differences:
         if one.part in ("config", "code"):
             continue
-        is_told = isinstance(one.before, dict | list) or isinstance(one.after, dict | list)
-        values = ["", ""] if is_told or one.before == one.after else [shown(one.before), shown(one.after)]
+        is_tree = isinstance(one.before, dict | list) or isinstance(one.after, dict | list)
+        values = ["", ""] if is_tree or one.before == one.after else [shown(one.before), shown(one.after)]
         rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
     if rows:
         click.echo("\nconditions")
@@ -224,10 +217,19 @@ def _conditions(comparison: Comparison, names: tuple[str, str], strict: Strictne
 def _outcome(happened: Outcome, names: tuple[str, str]) -> None:
     better = "lower" if happened.is_lower_better else "higher"
     click.echo(f"\nwhat happened: {shown(happened.metric)} ({better} is better)")
-    ends = {"final": (happened.a.final, happened.b.final), "best": (happened.a.best, happened.b.best)}
-    rows = [[what, *map(_point, points), _gap(*points)] for what, points in ends.items()]
-    rows.append(["speed", *map(_speed, (happened.a, happened.b)), _ratio(happened.a, happened.b)])
-    rows.append(["targets", *("-" if s.targets is None else count(s.targets) for s in (happened.a, happened.b)), ""])
+    sides, rows = (happened.a, happened.b), []
+    for what in ("final", "best"):
+        points = [getattr(side, what) for side in sides]
+        cells = ["-" if point is None else f"{_figure(point.value)} at {point.step:.0f}" for point in points]
+        rows.append([what, *cells, "" if None in points else _figure(points[1].value - points[0].value, "+.3g")])
+    speeds = ["-" if side.steps_per_s is None else f"{side.steps_per_s:.3g} steps/s" for side in sides]
+    for i, side in enumerate(sides):
+        if side.targets_per_s is not None:
+            speeds[i] = f"{count(side.targets_per_s)} targets/s"
+    rates = [[getattr(side, name) for side in sides] for name in ("targets_per_s", "steps_per_s")]
+    ratios = [f"{b / a:.2f}x" for a, b in rates if a is not None and b is not None]
+    rows.append(["speed", *speeds, next(iter(ratios), "")])
+    rows.append(["targets", *("-" if side.targets is None else count(side.targets) for side in sides), ""])
     print_table(["", *names, "B - A"], rows, numeric=(1, 2, 3))
     pairs = [[(shared.step, shared.b) for shared in points] for points in (happened.at_steps, happened.at_targets)]
     is_twice = pairs[0] == pairs[1]
@@ -242,44 +244,16 @@ def _table(title: str, head: str, points: list[Shared], names: tuple[str, str]) 
     if not points:
         return
     last = len(points) - 1
-    picked = (
-        sorted({round(i * last / (NUM_ROWS - 1)) for i in range(NUM_ROWS)}) if last >= NUM_ROWS else range(last + 1)
-    )
+    evenly = sorted({round(i * last / (NUM_ROWS - 1)) for i in range(NUM_ROWS)})
+    picked = evenly if last >= NUM_ROWS else range(last + 1)
     click.echo(f"\n{title}" + (f" ({len(picked)} of {len(points)})" if len(picked) < len(points) else ""))
     rows = [
-        [f"{points[i].at:.0f}", _figure(points[i].a), _figure(points[i].b), _signed(points[i].b - points[i].a)]
-        for i in picked
+        [f"{p.at:.0f}", _figure(p.a), _figure(p.b), _figure(p.b - p.a, "+.3g")] for p in (points[i] for i in picked)
     ]
     print_table([head, *names, "B - A"], rows, numeric=(0, 1, 2, 3))
 
 
-def _figure(value: float) -> str:
+def _figure(value: float, form: str = "") -> str:
     if not math.isfinite(value):
         return str(value).replace("nan", "NaN")
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3g}" if math.isfinite(value) else _figure(value)
-
-
-def _point(point: Any) -> str:
-    return "-" if point is None else f"{_figure(point.value)} at {point.step:.0f}"
-
-
-def _gap(a: Any, b: Any) -> str:
-    return "" if a is None or b is None else _signed(b.value - a.value)
-
-
-def _speed(side: Side) -> str:
-    if side.targets_per_s is not None:
-        return f"{count(side.targets_per_s)} targets/s"
-    return "-" if side.steps_per_s is None else f"{side.steps_per_s:.3g} steps/s"
-
-
-def _ratio(a: Side, b: Side) -> str:
-    for name in ("targets_per_s", "steps_per_s"):
-        rates = [getattr(side, name) for side in (a, b)]
-        if None not in rates:
-            return f"{rates[1] / rates[0]:.2f}x"
-    return ""
+    return format(value, form or (".4f" if 1e-3 <= abs(value) < 1e5 or value == 0 else ".4g"))

@@ -1,4 +1,4 @@
-"""`rung doctor`: why a run is sick, from the record alone. Works without torch, also while the run is going on."""
+"""`rung doctor`: why a run is sick, from the record alone. Works without torch, also while the run is running."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.resolve import json_option, runs_option
+from rung.cli.options import json_option, runs_option
 
 
 @click.command("doctor", short_help="Say why a run is sick.")
@@ -18,11 +18,11 @@ from rung.cli.resolve import json_option, runs_option
 @click.option("--check", is_flag=True, help="Exit with 1 when something is sick or fatal, for scripts.")
 @json_option
 @runs_option
-def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, runs_root: Path) -> None:
-    """Look at all that RUN recorded and say what is wrong with it, since when, how one can tell, and what to try.
+def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, root: Path) -> None:
+    """Look at all that RUN recorded and say what is wrong with it, since when, by which evidence, and what to try.
 
     RUN is piano/7, piano or piano/last for the latest, piano/best for the lowest eval loss, or a path. A run that is
-    going on is judged by what is there.
+    still running is judged by what it has recorded so far.
 
     \b
     Examples:
@@ -36,11 +36,11 @@ def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, r
     from rung.runs.files import to_json
     from rung.runs.query import open_run, ref
 
-    found = open_run(run, runs_root)
+    found = open_run(run, root)
     name = ref(found.path, found.id)
     report = report_of(read(found))
     if as_json:
-        click.echo(to_json(report.plain(name)).decode())
+        click.echo(to_json(report.to_dict(name)).decode())
     else:
         for line in lines(report, name, "info" if is_all else severity):
             click.echo(line)

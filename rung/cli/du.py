@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rung.cli.options import runs_option
+
 if TYPE_CHECKING:
-    from rung.runs.house.disk import Usage
-    from rung.runs.house.places import Place
+    from rung.runs.maintenance.selection import RunFolder
 
 
 @click.command("du", short_help="Say how much disk each run takes.")
-@click.argument("words", nargs=-1, metavar="[EXPERIMENT | RUN]...")
+@click.argument("args", nargs=-1, metavar="[EXPERIMENT | RUN]...")
 @click.option("-n", "--top", "num_top", type=click.IntRange(min=1), help="Only the N largest runs.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in bytes.")
-def command(words: tuple[str, ...], num_top: int | None, root: Path, as_json: bool) -> None:
+def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: bool) -> None:
     """Say how much disk the runs take, all or those that are named, the largest first.
 
     Sizes are those of the files; one with several names (a hard link) counts once in a run and once in the total.
@@ -31,19 +31,21 @@ def command(words: tuple[str, ...], num_top: int | None, root: Path, as_json: bo
       rung du piano/3..7
       rung du --json
     """
+    from rung.report.table import print_table, printable
     from rung.runs.files import to_json
-    from rung.runs.house.disk import bytes_below, sum_once, usage
-    from rung.runs.house.places import choose, places_of
-    from rung.runs.house.trash import TRASH
+    from rung.runs.maintenance.disk import KINDS, bytes_below, sum_once, usage
+    from rung.runs.maintenance.selection import folders_of, select
+    from rung.runs.maintenance.trash import TRASH
     from rung.runs.query import experiments, list_runs
+    from rung.units import size
 
-    places: dict[Path, Place] = {}
-    for word in words or experiments(root):
-        chosen = choose([word], root) if "/" in word.rstrip("/") else places_of(root, word.rstrip("/"))
+    folders: dict[Path, RunFolder] = {}
+    for word in args or experiments(root):
+        chosen = select([word], root) if "/" in word.rstrip("/") else folders_of(root, word.rstrip("/"))
         if not chosen:
             list_runs(root, word, [])  # says so where there is no such experiment
-        places |= {place.path.resolve(): place for place in chosen}
-    found = [usage(place.path, place.id) for place in places.values()]
+        folders |= {folder.path.resolve(): folder for folder in chosen}
+    found = [usage(folder.path, folder.id) for folder in folders.values()]
     found.sort(key=lambda one: -one.total)
     total, trash = sum_once(found), bytes_below(root / TRASH)
     if as_json:
@@ -53,24 +55,13 @@ def command(words: tuple[str, ...], num_top: int | None, root: Path, as_json: bo
     if not found:
         click.echo(f"no runs under {root}")
     else:
-        _show(found, num_top, total)
+        sums = {kind: sum(one.by_kind[kind] for one in found) for kind in KINDS}
+        rows = [(one.id, one.total, one.by_kind) for one in found[:num_top]]
+        rows.append((f"all {len(found)}", sum(sums.values()), sums))
+        cells = [[printable(name), size(num_bytes), *(size(by[kind]) if by[kind] else "-" for kind in KINDS)]
+                 for name, num_bytes, by in rows]  # fmt: skip
+        print_table(["run", "total", *KINDS], cells, numeric=range(1, len(KINDS) + 2))
+        if total != sum(sums.values()):
+            click.echo(f"runs share files by hard links: together they take {size(total)}")
     if trash:
-        from rung.units import size
-
         click.echo(f"{size(trash)} in the trash (`rung gc` empties it)")
-
-
-def _show(found: list[Usage], num_top: int | None, total: int) -> None:
-    from rung.cli.table import print_table, printable
-    from rung.runs.house.disk import KINDS
-    from rung.units import size
-
-    def cells(name: str, num_bytes: int, by_kind: dict[str, int]) -> list[str]:
-        return [printable(name), size(num_bytes), *(size(by_kind[kind]) if by_kind[kind] else "-" for kind in KINDS)]
-
-    rows = [cells(one.id, one.total, one.by_kind) for one in found[:num_top]]
-    sums = {kind: sum(one.by_kind[kind] for one in found) for kind in KINDS}
-    rows.append(cells(f"all {len(found)}", sum(sums.values()), sums))
-    print_table(["run", "total", *KINDS], rows, numeric=range(1, len(KINDS) + 2))
-    if total != sum(sums.values()):
-        click.echo(f"runs share files by hard links: together they take {size(total)}")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.resolve import Resolved, json_option, resolve, runs_option
-from rung.errors import RunError, UserError
+from rung.cli.options import json_option, runs_option
+from rung.report.table import print_table
+from rung.text import one_line
 
 if TYPE_CHECKING:
-    from rung.engine.build import Setup
-    from rung.recipe import Stream
+    from rung.evaluation import Evaluation
 
 
 @click.command(short_help="Evaluate a run.")
 @click.argument("run", metavar="RUN|RECIPE")
-@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to evaluate; default: the best one, else the last.")
 @click.option("--split", help="Another split of the data, such as test; looks closer, and keeps what it finds.")
 @click.option("--weights", type=click.Path(path_type=Path, file_okay=False),
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @json_option
 @runs_option
 def command(
-    run: str, words: tuple[str, ...], at: int | None, split: str | None, weights: Path | None, out: Path | None,
-    as_json: bool, runs_root: Path,
+    run: str, overrides: tuple[str, ...], at: int | None, split: str | None, weights: Path | None, out: Path | None,
+    as_json: bool, root: Path,
 ) -> None:  # fmt: skip
     """Evaluate RUN on all its eval sets, with the loss it was trained with, and print the exact averages.
 
@@ -46,92 +46,76 @@ def command(
       rung eval text/3 --split test --weights pythia-70m
       rung eval text --split validation --weights pythia-70m dataset.base_dataset_name=arxiv
     """
-    if split is None and weights is None:
-        setup, _ = open_weights(run, words, at, runs_root)
-        print_results(setup.evaluator.run(setup.state.model), baselines_of(setup.streams), as_json)
-        return
-    from rung.cli.examined import Examined, print_examined, write_examined
+    from rung import api
+    from rung.progress import reporter
 
-    subject, setup = _subject(run, words, at, weights, runs_root, out)
-    model = setup.state.model if weights is None else setup.recipe.foreign(weights).to(setup.world.device)
-    chosen = setup.evaluator.streams if split is None else setup.recipe.held_out(split)
-    if words:
-        subject.check_rows(split or "validation", chosen)
-    found = Examined.of(setup, model, chosen, subject, split or "validation")
-    write_examined(found)
-    print_examined(found, as_json)
-
-
-def _subject(
-    run: str, words: tuple[str, ...], at: int | None, weights: Path | None, runs_root: Path, out: Path | None
-) -> tuple[Any, Setup]:
-    """What is evaluated, where to keep what is found, and all that it takes."""
-    from rung.cli.examined import Subject
-    from rung.engine.build import build
-    from rung.recipes import CATALOG
-    from rung.runs.query import open_run
-
-    if weights is not None and at is not None:
-        raise UserError(f"--at {at} names a save of the run, --weights {weights} another model; leave one of them out")
-    if weights is not None and not weights.is_dir():
-        raise UserError(f"there is no folder {weights}; --weights takes a Hugging Face folder (config.json, weights)")
-    if weights is not None and (run in CATALOG or ":" in run):  # without weights `piano` is its latest run
-        resolved = resolve(run, words)
-        setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False, is_new=False)
-        return Subject(None, None, None, f"folder {weights.name}", out or Path("evals")), setup
-    found = open_run(run, runs_root)
-    if weights is not None:
-        resolved = _config_of(run, words, runs_root)
-        setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False, is_new=False)
-        return Subject(found.id, found.path, None, f"folder {weights.name}", out or found.path / "evals"), setup
-    setup, step = open_weights(run, words, at, runs_root)
-    return Subject(found.id, found.path, step, f"checkpoint {step}", out or found.path / "evals"), setup
+    report, close = reporter() if split is not None or weights is not None else (None, lambda: None)
+    try:
+        found = api.evaluate(run, overrides, split=split, at=at, weights=weights, out=out, runs=root, report=report)
+    finally:
+        close()
+    if found.file is None:
+        print_results(found, as_json)
+    elif as_json:
+        click.echo(json.dumps(found.document(), indent=1))
+    else:
+        click.echo(f"{found.run.id if found.run else 'no run'}, {one_line(found.weights)}, split {found.split}")
+        for name, values in found.items():
+            _print_set(name, values)
+        click.echo(f"in {found.file}")
 
 
-def _config_of(run: str, words: tuple[str, ...], runs_root: Path) -> Resolved:
-    from rung.cli.resume import config_of
-    from rung.runs.query import open_run
-
-    return config_of(open_run(run, runs_root), words)
-
-
-def open_weights(run: str, words: tuple[str, ...], at: int | None, runs_root: Path) -> tuple[Setup, int]:
-    """A run put together with the weights of one of its saves; also the step of that save."""
-    from rung.engine import checkpoint
-    from rung.engine.build import build, find_checkpoint
-    from rung.runs.query import open_run
-
-    found = open_run(run, runs_root)
-    resolved = _config_of(run, words, runs_root)
-    saves = checkpoint.Checkpoints(found.path / "checkpoints")
-    if at is not None and at not in saves.steps():
-        raise RunError(f"{found.id} has no save at step {at}; it has {', '.join(map(str, saves.steps())) or 'none'}")
-    path = find_checkpoint(str(found.path), runs_root) if at is None else saves.at(at)
-    saved = checkpoint.load(path)
-    setup = build(resolved.config, resolved.recipe_class, runs_root, is_training=False, is_new=False)
-    checkpoint.check_identity(saved, setup.identity)
-    checkpoint.load_weights(setup.state.model, saved.weights, path)
-    for name, was in found.data().items():
-        if name in setup.data and setup.data[name]["fingerprint"] != was["fingerprint"]:
-            click.echo(f"note: {name} is other data than {found.id} was trained with", err=True)
-    return setup, saved.step
-
-
-def baselines_of(streams: Mapping[str, Stream]) -> dict[str, Mapping[str, float]]:
-    return {name: stream.baselines for name, stream in streams.items()}
-
-
-def print_results(
-    results: Mapping[str, Mapping[str, float]], baselines: Mapping[str, Mapping[str, float]], as_json: bool
-) -> None:
+def print_results(found: Evaluation, as_json: bool) -> None:
     if as_json:
-        rows = {name: {**values, "baselines": dict(baselines[name])} for name, values in results.items()}
-        click.echo(json.dumps(rows, indent=1))
+        click.echo(json.dumps(found.sets, indent=1))
         return
-    for name, values in results.items():
+    for name, values in found.items():
         click.echo(f"{name}: loss {values['loss']:.6f} over {values['targets']:.0f} targets")
         for part, value in values.items():
-            if part not in ("loss", "targets"):
+            if part not in ("loss", "targets", "baselines"):
                 click.echo(f"  {part} {value:.6f}")
-        for what, value in baselines[name].items():
+        for what, value in values["baselines"].items():
             click.echo(f"  {what} {value:.6f} (a baseline of this set)")
+
+
+def _print_set(name: str, values: Mapping[str, Any]) -> None:
+    head = ["", "loss", "s.e.", "perplexity", "targets", "rows"]
+    below = {**values.get("target_parts", {}), **values.get("groups", {})}
+    rows = [[name, *_row(values)], *([one_line(part), *_row(one)] for part, one in below.items())]
+    mean = values.get("mean_of_groups")
+    if mean and mean["loss"] is not None:
+        rows.append(["mean of groups", _number(mean["loss"]), _number(mean["se"]), "", "", ""])
+    print_table(head, rows, numeric=range(1, 6))
+    if parts := values.get("parts"):
+        click.echo(f"  {', '.join(f'{name} {value:.4f}' for name, value in parts.items())}")
+    positions = values.get("positions", {}).get("loss", [])
+    known = [(place, loss) for place, loss in enumerate(positions, start=1) if loss is not None]
+    if known:
+        chosen = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, known[-1][0]} & {place for place, _ in known})
+        losses = ", ".join(f"{place}: {positions[place - 1]:.3f}" for place in chosen)
+        click.echo(f"  loss of the n-th prediction of a row: {losses}")
+    if control := values.get("control"):
+        labels, shuffled = control["labels"], control["shuffled"]
+        if control["deals"]:
+            click.echo(
+                f"  groups lie {labels['spread']:.4f} nats apart (largest {labels['largest_z']:.1f} s.e.); with labels "
+                f"at random {shuffled['spread']:.4f} ({shuffled['largest_z']:.1f}), and as clearly as this in "
+                f"{control['as_far']} of {control['deals']} deals"
+            )
+    for what, value in values["baselines"].items():
+        click.echo(f"  {what} {value:.4f} (a baseline of this set)")
+
+
+def _row(values: Mapping[str, Any]) -> list[str]:
+    perplexity, rows = values.get("perplexity"), values.get("rows")
+    return [
+        _number(values["loss"]),
+        _number(values.get("se", values.get("loss_se"))),
+        "" if perplexity is None else f"{perplexity:.2f}",
+        f"{values['targets']:.0f}",
+        "" if rows is None else str(rows),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.table import print_table, printable
-
-if TYPE_CHECKING:
-    from rung.runs.house.clearing import Plan
+from rung.cli.options import runs_option
+from rung.report.table import print_table, printable
+from rung.units import size
 
 _WORDS = {
     "trash": "runs in the trash",
@@ -29,8 +27,7 @@ _WORDS = {
 @click.option("--derived", "copies", is_flag=True, help="Also copies for fast reading, which are made again.")
 @click.option("--yes", is_flag=True, help="Delete; without it this only shows what would go.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show what would go, also with --yes.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every path, and bytes by kind.")
 def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, root: Path, as_json: bool) -> None:
     """Delete for good: runs in the trash with their code snapshots, and what killed processes left behind.
@@ -46,36 +43,22 @@ def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, ro
       rung gc --derived --dry-run --json
     """
     from rung.runs.files import to_json
-    from rung.runs.house.clearing import clear
+    from rung.runs.maintenance.cleaning import clean
 
     is_real = yes and not dry_run
-    plan = clear(root, days, aside=aside, copies=copies, is_real=is_real)
+    plan = clean(root, days, aside=aside, copies=copies, is_real=is_real)
     if as_json:
-        click.echo(to_json({"deleted": is_real, **_plain(plan)}).decode())
+        items = [{"kind": i.kind, "name": i.name, "path": str(i.path), "bytes": i.bytes} for i in plan.items]
+        found = {"items": items, "refs": [ref._asdict() for ref in plan.refs], "bytes": plan.bytes_by_kind()}
+        click.echo(to_json({"deleted": is_real, **found, "kept": plan.kept}).decode())
         return
-    _show(plan, is_real)
-    if (plan.items or plan.refs) and not yes and not dry_run:
-        click.echo("nothing was deleted; to delete this, add --yes")
-
-
-def _plain(plan: Plan) -> dict[str, Any]:
-    items = [{"kind": i.kind, "name": i.name, "path": str(i.path), "bytes": i.bytes} for i in plan.items]
-    refs = [ref._asdict() for ref in plan.refs]
-    return {"items": items, "refs": refs, "bytes": plan.bytes_by_kind(), "kept": plan.kept}
-
-
-def _show(plan: Plan, is_real: bool) -> None:
-    from rung.units import size
-
-    by_kind = plan.bytes_by_kind()
-    rows = []
+    by_kind, rows = plan.bytes_by_kind(), []
     for kind, num_bytes in by_kind.items():
         names = [item.name for item in plan.items if item.kind == kind]
         if names:
             rows.append([_WORDS[kind], str(len(names)), size(num_bytes), _some(names)])
     if plan.refs:
-        names = [ref.ref for ref in plan.refs]
-        rows.append(["code snapshots", str(len(names)), "-", _some(names)])
+        rows.append(["code snapshots", str(len(plan.refs)), "-", _some([ref.ref for ref in plan.refs])])
     if rows:
         rows.append(["freed" if is_real else "would be freed", "", size(sum(by_kind.values())), ""])
         print_table(["what", "number", "size", "which"], rows, numeric=(1, 2))
@@ -83,6 +66,8 @@ def _show(plan: Plan, is_real: bool) -> None:
         click.echo("nothing to clear")
     for text in plan.kept:
         click.echo(f"kept: {printable(text)}", err=True)
+    if (plan.items or plan.refs) and not yes and not dry_run:
+        click.echo("nothing was deleted; to delete this, add --yes")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,19 +11,17 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rung.cli.table import age, loss_text, one_line, print_table, value_text
+from rung.cli.options import runs_option
 from rung.errors import RunError, UserError
+from rung.report.table import age, loss_text, one_line, print_table, value_text
 from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
 from rung.runs.files import to_json
 from rung.runs.query import ALL_STATUSES, Run
 from rung.units import size
-
-if TYPE_CHECKING:
-    from rung.remote.manifest import Manifest
 
 _USUAL = ("status", "step", "loss", "age", "story")
 
@@ -42,8 +40,7 @@ _USUAL = ("status", "step", "loss", "age", "story")
 @click.option("--group", is_flag=True, help="One line for runs that differ in their seed alone: mean, sd and number.")
 @click.option("--tree", is_flag=True, help="Show each run below its parent, with what changed.")
 @click.option("-n", "--last", "num_last", type=click.IntRange(min=1), help="Only the N runs that started last.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--remote", "url", is_flag=False, flag_value="", metavar="[URL]",
               help="List what is in object storage, at URL or $RUNG_REMOTE: runs and data sets.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all digits.")
@@ -51,7 +48,7 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
     """List runs, all of them or those of some EXPERIMENTs.
 
     The loss is that of the best eval; the step is the last that was logged. A run whose process is gone without a
-    word is shown as vanished, one on a machine that cannot be seen from here, and that gave no sign of life for five
+    trace is shown as vanished, one on a machine that cannot be seen from here, and that gave no sign of life for five
     minutes, as silent.
 
     \b
@@ -69,11 +66,16 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
         _remote(url, asked, as_json)
         return
     if asked["tree"] and asked["group"]:
-        raise RunError("--tree and --group show runs in different ways; keep one.")
+        raise RunError("--tree and --group show runs in different ways; keep one.", code="options-conflict")
     problems: list[str] = []
     runs = _chosen(root, asked, problems)
-    if asked["tree"]:
-        _tree(runs, as_json)
+    if asked["tree"] and as_json:
+        click.echo(to_json([{"id": run.id, "parent": run.document.get("parent")} for run in runs]).decode())
+    elif asked["tree"]:
+        from rung.compare.lineage import tree_lines
+
+        for line in tree_lines(runs):
+            click.echo(line)
     elif as_json:
         columns = _columns(runs, asked)
         rows = _grouped(runs, columns) if asked["group"] else [_json(run, columns) for run in runs]
@@ -127,21 +129,18 @@ def _json(run: Run, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _print(runs: Sequence[Run], columns: Sequence[str]) -> None:
-    rows = [[run.id, *(cell(run, name) for name in columns)] for run in runs]
-    numeric = [i + 1 for i, name in enumerate(columns) if _is_numeric(runs, name)]
+    def is_numeric(name: str) -> bool:
+        if name in _SHOWN:
+            return name in ("step", "loss", "best")
+        values = [value for run in runs if (value := value_of(run, name)) is not None]
+        return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+    rows = [
+        [run.id, *(_SHOWN[name](run) if name in _SHOWN else value_text(value_of(run, name)) for name in columns)]
+        for run in runs
+    ]
+    numeric = [i + 1 for i, name in enumerate(columns) if is_numeric(name)]
     print_table(["run", *("why" if name == "story" else name for name in columns)], rows, numeric)
-
-
-def _is_numeric(runs: Sequence[Run], name: str) -> bool:
-    if name in _SHOWN:
-        return name in ("step", "loss", "best")
-    values = [value for run in runs if (value := value_of(run, name)) is not None]
-    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def cell(run: Run, name: str) -> str:
-    """The value of a name, for a narrow column."""
-    return _SHOWN[name](run) if name in _SHOWN else value_text(value_of(run, name))
 
 
 def _story(run: Run) -> str:
@@ -169,21 +168,17 @@ def _grouped(runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]
         row["seeds"] = [run.document.get("seed") for run in group]
         row["statuses"] = [run.status for run in group]
         for name in [name for name in columns or ("best", "step") if name not in ("age", "story", "status")]:
-            row[name] = _together([value_of(run, name) for run in group])
+            values = [value_of(run, name) for run in group]
+            numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+            finite = [value for value in numbers if math.isfinite(value)]
+            if numbers:
+                mean = statistics.fmean(finite) if finite else None
+                sd = statistics.stdev(finite) if len(finite) > 1 else None
+                row[name] = {"mean": mean, "sd": sd, "n": len(finite)}
+            else:
+                row[name] = values[0] if all(value == values[0] for value in values) else values
         found.append({**row, "why": group[-1].document.get("why")})
     return found
-
-
-def _together(values: Sequence[Any]) -> Any:
-    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
-    if not any(is_number):
-        return values[0] if all(value == values[0] for value in values) else values
-    numbers = [float(value) for value, is_one in zip(values, is_number) if is_one and math.isfinite(value)]
-    return {
-        "mean": statistics.fmean(numbers) if numbers else None,
-        "sd": statistics.stdev(numbers) if len(numbers) > 1 else None,
-        "n": len(numbers),
-    }
 
 
 def _print_groups(groups: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
@@ -208,27 +203,18 @@ def _spread(value: Any, num_runs: int) -> str:
     return text if value["n"] == num_runs else f"{text} (n {value['n']})"
 
 
-def _tree(runs: Sequence[Run], as_json: bool) -> None:
-    from rung.compare.lineage import tree_lines
-
-    if as_json:
-        click.echo(to_json([{"id": run.id, "parent": run.document.get("parent")} for run in runs]).decode())
-        return
-    for line in tree_lines(runs):
-        click.echo(line)
-
-
 def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
     """Runs and data sets at a place, by what their manifests say."""
     from rung.remote.bucket import Bucket
-    from rung.remote.listing import data_there, runs_there
+    from rung.remote.manifest import data_there, runs_there
 
     url = url or os.environ.get("RUNG_REMOTE", "")
     if not url:
-        raise UserError("which place? Say `rung ls --remote URL`, or set RUNG_REMOTE.")
+        raise UserError("where? Add a URL, as in `rung ls --remote URL`, or set RUNG_REMOTE.", code="missing-url")
     if other := [name for name, value in asked.items() if value and name not in ("experiments", "statuses")]:
         raise UserError(
-            f"--{other[0].removeprefix('num_')} looks at runs here; --remote takes EXPERIMENTs and --status."
+            f"--{other[0].removeprefix('num_')} looks at runs here; --remote takes EXPERIMENTs and --status.",
+            code="options-conflict",
         )
     bucket, problems = Bucket(url), list[str]()
     runs = runs_there(bucket, asked["experiments"], problems)
@@ -242,21 +228,18 @@ def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
         }  # fmt: skip
         click.echo(to_json({"url": bucket.url, **plain}).decode())
     elif not runs and not data:
-        click.echo(f"nothing of rung at {bucket.url}")
+        click.echo(f"no runs and no data sets at {bucket.url}")
     if runs and not as_json:
-        head = ["run", "status", "step", "loss", "size", "pushed", "why"]
-        print_table(head, [_remote_run(run) for run in runs], [2, 3, 4])
+        rows = []
+        for run in runs:
+            doc = run.document
+            loss = loss_text(doc["best"].get("loss") if isinstance(doc.get("best"), dict) else None)
+            cells = [run.name, value_text(doc.get("status")), value_text(doc.get("step")), loss, size(run.num_bytes)]
+            rows.append([*cells, f"{age(run.created)} ago", one_line(doc.get("why") or "")])
+        print_table(["run", "status", "step", "loss", "size", "pushed", "why"], rows, [2, 3, 4])
     if data and not as_json:
         rows = [[one.name, size(one.num_bytes), f"{age(one.created)} ago",
                  one_line(one.document.get("summary") or "")] for one in data]  # fmt: skip
         print_table(["data", "size", "pushed", "what"], rows, [1])
     for problem in problems:
         click.echo(problem, err=True)
-
-
-def _remote_run(run: Manifest) -> list[str]:
-    told = run.document
-    best = told.get("best")
-    loss = loss_text(best.get("loss") if isinstance(best, dict) else None)
-    step, why = value_text(told.get("step")), one_line(told.get("why") or "")
-    return [run.name, value_text(told.get("status")), step, loss, size(run.num_bytes), f"{age(run.created)} ago", why]

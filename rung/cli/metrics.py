@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from rung.cli.options import runs_option
+from rung.cli.show import is_number
 from rung.errors import RunError
 from rung.runs.files import name_of, refused, to_json
 from rung.runs.metrics import read_values
@@ -27,7 +29,7 @@ from rung.runs.summary import number_of
 _CHUNK_ROWS = 1 << 16
 
 
-class Rows(NamedTuple):
+class ExportTable(NamedTuple):
     """Names of the columns, those that are texts or whole numbers, and the rows; None is absent."""
 
     names: list[str]
@@ -45,8 +47,7 @@ class Rows(NamedTuple):
 @click.option("--evals", is_flag=True, help="The evals that count: step, set and what was measured.")
 @click.option("--every", type=click.IntRange(min=1), default=1, help="Only steps that are multiples of N.", metavar="N")
 @click.option("--last", "num_last", type=click.IntRange(min=1), help="Only the last N rows.", metavar="N")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 def command(run: str, names: tuple[str, ...], as_csv: bool, as_json: bool, root: Path, **asked: Any) -> None:
     """Print what RUN recorded, one row per step and eval: all metrics, or those of these NAMES, with all digits.
 
@@ -60,7 +61,9 @@ def command(run: str, names: tuple[str, ...], as_csv: bool, as_json: bool, root:
       rung metrics piano/7 --parquet piano-7.parquet
     """
     if as_csv + as_json + (asked["parquet"] is not None) > 1:
-        raise RunError("--csv, --json and --parquet are three ways to write the same rows; keep one.")
+        raise RunError(
+            "--csv, --json and --parquet are three ways to write the same rows; keep one.", code="options-conflict"
+        )
     found = open_run(run, root)
     table = _evals(found, names) if asked["evals"] else _rows(found, names)
     rows: Iterable[Sequence[Any]] = (row for row in table.rows if row[0] % asked["every"] == 0)
@@ -71,47 +74,44 @@ def command(run: str, names: tuple[str, ...], as_csv: bool, as_json: bool, root:
         num_rows = _write_parquet(asked["parquet"], table)
         click.echo(f"{num_rows} rows, {len(table.names)} columns in {asked['parquet']}", err=True)
     elif as_json:
-        _print_json(table)
+        separator = "[\n"
+        for row in table.rows:
+            there = {name: value for name, value in zip(table.names, row) if value is not None}
+            click.echo(separator + to_json(there).decode(), nl=False)
+            separator = ",\n"
+        click.echo("[]" if separator == "[\n" else "\n]")
     else:
-        _print_csv(table)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(table.names)
+        writer.writerows([_cell(value) for value in row] for row in table.rows)
+        sys.stdout.flush()
 
 
-def _rows(run: Run, names: Sequence[str]) -> Rows:
+def _rows(run: Run, names: Sequence[str]) -> ExportTable:
     from rung.runs.columns import summaries
 
     known = summaries(run.path / "metrics")
     wanted = [name for name in dict.fromkeys(names or known) if name != "step"]
     for name in wanted:
         if name not in known:
-            raise RunError(f"{run.id} recorded no {name}; {nearest(name, [*known])}")
+            raise RunError(f"{run.id} recorded no {name}; {nearest(name, [*known])}", code="no-metric")
     kinds = {"step": "whole", **{name: "whole" for name in wanted if known[name].is_whole}}
     rows: Iterator[tuple[Any, ...]] = read_values(run.path / "metrics", wanted)
     if names and wanted:
         rows = (row for row in rows if any(value is not None for value in row[1:]))
-    return Rows(["step", *wanted], kinds, rows)
+    return ExportTable(["step", *wanted], kinds, rows)
 
 
-def _evals(run: Run, names: Sequence[str]) -> Rows:
+def _evals(run: Run, names: Sequence[str]) -> ExportTable:
     evals = run.evals()
     known = list(
-        dict.fromkeys(n for e in evals for n, value in e.items() if n not in ("step", "set") and _is_number(value))
+        dict.fromkeys(n for e in evals for n, value in e.items() if n not in ("step", "set") and is_number(value))
     )
     for name in names:
         if name not in known:
-            raise RunError(f"no eval of {run.id} measured {name}; {nearest(name, known)}")
+            raise RunError(f"no eval of {run.id} measured {name}; {nearest(name, known)}", code="no-metric")
     columns = ["step", "set", *(names or known)]
-    return Rows(columns, {"step": "whole", "set": "text"}, [[e.get(name) for name in columns] for e in evals])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _print_csv(table: Rows) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(table.names)
-    writer.writerows([_cell(value) for value in row] for row in table.rows)
-    sys.stdout.flush()
+    return ExportTable(columns, {"step": "whole", "set": "text"}, [[e.get(name) for name in columns] for e in evals])
 
 
 def _cell(value: Any) -> Any:
@@ -122,16 +122,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _print_json(table: Rows) -> None:
-    separator = "[\n"
-    for row in table.rows:
-        there = {name: value for name, value in zip(table.names, row) if value is not None}
-        click.echo(separator + to_json(there).decode(), nl=False)
-        separator = ",\n"
-    click.echo("[]" if separator == "[\n" else "\n]")
-
-
-def _write_parquet(path: Path, table: Rows) -> int:
+def _write_parquet(path: Path, table: ExportTable) -> int:
     from rung.runs.frames import need
 
     arrow, parquet = need("pyarrow", "--parquet"), need("pyarrow.parquet", "--parquet")
@@ -145,7 +136,11 @@ def _write_parquet(path: Path, table: Rows) -> int:
     try:
         with parquet.ParquetWriter(beside, schema, **options) as writer:
             while chunk := list(islice(rows, _CHUNK_ROWS)):
-                columns = [_column(arrow, values, field) for values, field in zip(zip(*chunk), schema)]
+                columns = []
+                for values, field in zip(zip(*chunk), schema):
+                    if field.name in floats:
+                        values = tuple(None if value is None else number_of(value) for value in values)
+                    columns.append(arrow.array(values, field.type))
                 writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
                 num_rows += len(chunk)
         os.replace(beside, path)
@@ -154,9 +149,3 @@ def _write_parquet(path: Path, table: Rows) -> int:
     finally:
         beside.unlink(missing_ok=True)
     return num_rows
-
-
-def _column(arrow: Any, values: Sequence[Any], field: Any) -> Any:
-    if field.type == arrow.float64():
-        return arrow.array([None if value is None else number_of(value) for value in values], field.type)
-    return arrow.array(values, field.type)

@@ -6,27 +6,28 @@ from pathlib import Path
 
 import click
 
+from rung.cli.options import runs_option
+
 
 @click.command("mirror", short_help="Show a run in wandb or TensorBoard.")
 @click.argument("run")
 @click.argument("tracker", type=click.Choice(["tensorboard", "wandb"]))
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 def command(run: str, tracker: str, root: Path) -> None:
     """Write all rows of RUN for TRACKER, in place of an earlier mirror, and say how to look at it.
 
     The mirror lies in the folder of the run, under mirror/. Nothing is sent anywhere: for wandb it is an offline run,
     unless WANDB_MODE says otherwise. TensorBoard's files are written without TensorBoard; it has to be installed only
-    where you look at them. To mirror a run while it goes on: rung train ... --mirror tensorboard.
+    where you look at them. To mirror a run while it trains: rung train ... --mirror tensorboard.
 
     \b
     Examples:
       rung mirror piano/7 tensorboard
       rung mirror piano/best wandb
     """
-    from rung.neighbours.mirror import replay
     from rung.runs.query import open_run
+    from rung.trackers.mirror import replay
 
     sink, num_rows = replay(tracker, open_run(run, root))
     click.echo(f"{num_rows} rows of {run} for {sink.name}")
-    click.echo(f"  {sink.words()}")
+    click.echo(f"  {sink.summary_line()}")

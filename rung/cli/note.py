@@ -9,15 +9,17 @@ from typing import Any
 
 import click
 
+from rung.cli.options import runs_option
 from rung.errors import RunError, UserError
 from rung.runs.files import refused, to_json
 from rung.runs.query import Run, open_run
 from rung.runs.record import append_event
+from rung.text import one_line
 
 MOST_CHARS = 100_000  # a note is one line of events.ndjson, written at once
 
 
-class Words(click.Command):
+class TextCommand(click.Command):
     """A command whose last argument is text: "- like this" is no option, though it begins as one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -30,12 +32,11 @@ class Words(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command("note", cls=Words, short_help="Write a dated note beside a run.")
+@click.command("note", cls=TextCommand, short_help="Write a dated note beside a run.")
 @click.argument("run")
 @click.argument("text", required=False)
 @click.option("--undo", "is_undo", is_flag=True, help="Take the last note back; it stays in the events.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the notes as JSON.")
 def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool) -> None:
     """Write TEXT beside RUN, with the date; without TEXT, list its notes. `-` reads the text from standard input.
@@ -50,30 +51,40 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
       rung note piano/7
       rung note piano/7 --undo
     """
+    from rung.compare.page import notes_of
+
     found = open_run(run, root)
     if is_undo and text is not None:
-        raise UserError("rung note takes either a text or --undo, not both.")
+        raise UserError("rung note takes either a text or --undo, not both.", code="options-conflict")
+    name = one_line(found.id)
     if is_undo:
-        _undo(found)
+        notes = notes_of(found)
+        if not notes:
+            raise RunError(f"{found.id} has no note to take back.", code="no-note")
+        write_event(found, "note_undone", of_unix_s=notes[-1].get("unix_s"), text=notes[-1]["text"])
+        click.echo(f"taken back from {name}: {_shown(notes[-1])}")
     elif text is not None:
-        now = time.time()
-        write_event(found, "note", unix_s=now, text=user_text(text, "a note"))
-        click.echo(f"noted beside {_name(found)}", err=as_json)
-    if as_json or (text is None and not is_undo):
-        _list(found, as_json)
+        write_event(found, "note", unix_s=time.time(), text=user_text(text, "a note"))
+        click.echo(f"noted beside {name}", err=as_json)
+    if as_json:
+        notes = [{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes_of(found)]
+        click.echo(to_json(notes).decode())
+    elif text is None and not is_undo:
+        for line in [_shown(note) for note in notes_of(found)] or [f"{name} has no notes yet"]:
+            click.echo(line)
 
 
 def user_text(text: str, what: str) -> str:
-    """The words as given, or from standard input for `-`."""
+    """The text as given, or from standard input for `-`."""
     if text == "-":
         text = sys.stdin.buffer.read(4 * MOST_CHARS + 4).decode("utf-8", "replace")
     # What was no UTF-8 on the command line cannot be kept as text.
     text = text.encode("utf-8", "replace").decode() if not text.isascii() else text
     text = text.rstrip("\n")
     if not text.strip():
-        raise UserError(f"{what} needs some words.")
+        raise UserError(f"{what} needs some text.", code="text-empty")
     if len(text) > MOST_CHARS:
-        raise UserError(f"{what} of {len(text)} characters is too long; {MOST_CHARS} fit.")
+        raise UserError(f"{what} of {len(text)} characters is too long; {MOST_CHARS} fit.", code="too-large")
     return text
 
 
@@ -84,39 +95,10 @@ def write_event(run: Run, kind: str, **fields: Any) -> None:
         raise refused(str(run.path / "events.ndjson"), error) from error
 
 
-def _undo(run: Run) -> None:
-    from rung.compare.page import notes_of
-
-    notes = notes_of(run)
-    if not notes:
-        raise RunError(f"{run.id} has no note to take back.")
-    last = notes[-1]
-    write_event(run, "note_undone", of_unix_s=last.get("unix_s"), text=last["text"])
-    click.echo(f"taken back from {_name(run)}: {_shown(last)}")
-
-
-def _list(run: Run, as_json: bool) -> None:
-    from rung.compare.page import notes_of
-
-    notes = notes_of(run)
-    if as_json:
-        click.echo(to_json([{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes]).decode())
-    elif not notes:
-        click.echo(f"{_name(run)} has no notes yet")
-    for note in [] if as_json else notes:
-        click.echo(_shown(note))
-
-
-def _name(run: Run) -> str:
-    from rung.text import one_line
-
-    return one_line(run.id)
-
-
 def _shown(note: dict[str, Any]) -> str:
     """Date and text; further lines are set in."""
-    from rung.compare.blocks import paragraphs
     from rung.compare.page import date
+    from rung.report.blocks import paragraphs
 
     lines = paragraphs(note["text"]).split("\n")
     return "\n".join([f"{date(note.get('unix_s')) or 'undated'}  {lines[0]}", *(f"  {line}" for line in lines[1:])])

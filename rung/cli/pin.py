@@ -1,30 +1,26 @@
-"""`rung pin`: checkpoints that stay whatever the rotation says. Works on a run that is going on, and without torch."""
+"""`rung pin`: checkpoints that stay whatever the rotation says. Works on a running run, and without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from rung.cli.options import runs_option
 from rung.errors import UserError
-
-if TYPE_CHECKING:
-    from rung.runs.query import Run
 
 
 @click.command("pin", short_help="Keep a checkpoint for good.")
 @click.argument("run")
 @click.argument("step", required=False, metavar="[STEP|best|last]")
-@click.option("--off", metavar="STEP", help="Let go of a pinned checkpoint: a step, best or last.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@click.option("--off", metavar="STEP", help="Unpin a checkpoint: a step, best or last.")
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every checkpoint with its marks.")
 def command(run: str, step: str | None, off: str | None, root: Path, as_json: bool) -> None:
     """Keep the checkpoint of RUN at STEP for good; without STEP show the checkpoints and their marks.
 
-    The best and the last checkpoint of a run stay anyway, but as training goes on others become the best and the last.
-    A pinned one stays, until it is let go or the run is removed.
+    The best and the last checkpoint of a run stay anyway, but others take their place
+    as training continues. A pinned one stays, until it is let go or the run is removed.
 
     \b
     Examples:
@@ -33,12 +29,15 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
       rung pin piano/7 1200
       rung pin piano/7 --off 1200
     """
+    from rung.report.table import print_table
     from rung.runs.files import to_json
+    from rung.runs.maintenance.disk import bytes_below
     from rung.runs.marks import find_step, saves, set_pin
     from rung.runs.query import open_run
+    from rung.units import size
 
     if step is not None and off is not None:
-        raise UserError("a STEP is pinned or, with --off, let go; say one of the two")
+        raise UserError("STEP pins and --off unpins; give one of the two", code="options-conflict")
     found = open_run(run, root)
     folder = found.path / "checkpoints"
     word = step if step is not None else off
@@ -51,16 +50,7 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
             return
     if as_json:
         click.echo(to_json([save._asdict() for save in saves(folder)]).decode())
-    else:
-        _show(found, folder)
-
-
-def _show(run: Run, folder: Path) -> None:
-    from rung.cli.table import print_table
-    from rung.runs.house.disk import bytes_below
-    from rung.runs.marks import saves
-    from rung.units import size
-
+        return
     rows = []
     for save in saves(folder):
         marks = {"pinned": save.is_pinned, "best": save.is_best, "last": save.is_last}
@@ -68,7 +58,7 @@ def _show(run: Run, folder: Path) -> None:
     if rows:
         print_table(["step", "size", "marks"], rows, numeric=(0, 1))
     else:
-        click.echo(f"{run.id} has no whole checkpoint")
+        click.echo(f"{found.id} has no whole checkpoint")
     for aside in sorted(folder.glob("aside-*")):
         num_bytes = size(bytes_below(aside))
         click.echo(f"{aside.name}: set aside by a resume, {num_bytes} (`rung gc --checkpoints` deletes it)")

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from rung.cli.resolve import json_option
+from rung.cli.options import json_option
 from rung.recipes import CATALOG, find_recipe, presets
 
 

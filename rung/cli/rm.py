@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rung.cli.options import json_option, runs_option
 from rung.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from rung.runs.house.places import Place, Standing
-    from rung.runs.house.trash import Removed
+    from rung.runs.maintenance.selection import RunFolder, RunState
 
 
 @click.command("rm", short_help="Put runs into the trash.")
 @click.argument("runs", nargs=-1)
 @click.option("--failed", metavar="EXPERIMENT", help="The runs of an experiment that ended badly before any eval.")
-@click.option("--undo", is_flag=True, help="Bring RUNS back, or without RUNS those of the last removal.")
+@click.option("--undo", is_flag=True, help="Restore RUNS, or without RUNS those of the last removal.")
 @click.option("--list", "is_list", is_flag=True, help="Show what is in the trash.")
 @click.option("--force", is_flag=True, help="Also runs that others need, that cannot be read, or that may be running.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be done.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@runs_option
+@json_option
 def command(
     runs: tuple[str, ...], failed: str | None, undo: bool, is_list: bool, force: bool, dry_run: bool, root: Path,
     as_json: bool,
@@ -46,92 +45,87 @@ def command(
       rung rm --undo piano/7
       rung rm --list
     """
+    from rung.report.table import print_table
     from rung.runs.files import to_json
-    from rung.runs.house.trash import bring_back, remove, removed
+    from rung.runs.maintenance.disk import bytes_below
+    from rung.runs.maintenance.trash import remove, restore, trashed
+    from rung.units import duration, size
 
     if is_list:
-        _refuse(runs, undo, failed, "--list shows all of the trash and takes neither RUNS nor other options")
-        _show(removed(root), as_json)
+        if runs or undo or failed:
+            message = "--list shows all of the trash and takes neither RUNS nor other options"
+            raise UserError(message, code="options-conflict")
+        rows = [(one, bytes_below(one.run)) for one in trashed(root)]
+        if as_json:
+            fields = [{"id": one.id, "removed_unix_s": one.unix_s, "bytes": b, "path": str(one.run)} for one, b in rows]
+            click.echo(to_json(fields).decode())
+        elif rows:
+            cells = [[one.id, f"{duration(max(0.0, time.time() - one.unix_s))} ago", size(b)] for one, b in rows]
+            print_table(["run", "removed", "size"], cells, numeric=(2,))
+        else:
+            click.echo("the trash is empty")
         return
     if undo:
-        _refuse((), False, failed, "--undo takes RUNS, not --failed")
-        back = bring_back(root, runs, is_real=not dry_run)
+        if failed:
+            raise UserError("--undo takes RUNS, not --failed", code="options-conflict")
+        back = restore(root, runs, is_real=not dry_run)
         if as_json:
             click.echo(to_json([one.id for one in back]).decode())
         for one in back if not as_json else ():
             click.echo(f"{one.id} {'would come back' if dry_run else 'is back'}")
         return
-    places = _places(runs, failed, root)
-    if not places:
+    folders = _folders(runs, failed, root)
+    if not folders:
         click.echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
         return
-    _check(places, force)
-    gone = [place.id for place in places]
+    _check(folders, force)
+    gone = [folder.id for folder in folders]
     if not dry_run:
-        remove(places, force)
+        remove(folders, force)
     if as_json:
         click.echo(to_json(gone).decode())
         return
     for name in gone:
         click.echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
-    for folder in dict.fromkeys(place.root for place in places) if not dry_run else ():
-        names = [place.id for place in places if place.root == folder]
+    for home in dict.fromkeys(folder.root for folder in folders) if not dry_run else ():
+        names = [folder.id for folder in folders if folder.root == home]
         usual = Path(os.environ.get("RUNG_RUNS", "runs"))
-        where = "" if folder.resolve() == usual.resolve() else f" --runs {shlex.quote(str(folder))}"
+        where = "" if home.resolve() == usual.resolve() else f" --runs {shlex.quote(str(home))}"
         click.echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)
 
 
-def _refuse(runs: Sequence[str], undo: bool, failed: str | None, text: str) -> None:
-    if runs or undo or failed:
-        raise UserError(text)
-
-
-def _places(words: Sequence[str], failed: str | None, root: Path) -> list[Place]:
-    from rung.runs.house.places import choose, place_of
+def _folders(names: Sequence[str], failed: str | None, root: Path) -> list[RunFolder]:
+    from rung.runs.maintenance.selection import folder_at, select
     from rung.runs.query import list_runs
 
-    if not words and failed is None:
-        raise UserError("which runs? Name them, as in `rung rm piano/7`, or see `rung rm --help`")
-    for word in words:
+    if not names and failed is None:
+        raise UserError("which runs? Name them, as in `rung rm piano/7`, or see `rung rm --help`", code="missing-run")
+    for word in names:
         if "/" not in word.rstrip("/"):
-            raise RunError(f"{word} is an experiment; name runs, as {word}/last or {word}/3..7, or all: {word}/1..")
-    places = choose(words, root)
+            raise RunError(
+                f"{word} is an experiment; name runs, as {word}/last or {word}/3..7, or all: {word}/1..",
+                code="missing-run",
+            )
+    folders = select(names, root)
     if failed is not None:
         bad = [run for run in list_runs(root, failed, []) if run.status in ("crashed", "diverged", "vanished")]
-        places += [place_of(run.path) for run in bad if not run.best and not run.evals()]
-    return list(dict.fromkeys(places))
+        folders += [folder_at(run.path) for run in bad if not run.best and not run.evals()]
+    return list(dict.fromkeys(folders))
 
 
-def _check(places: Sequence[Place], force: bool) -> None:
+def _check(folders: Sequence[RunFolder], force: bool) -> None:
     """All of them may go, or none does."""
-    from rung.runs.house.needs import needed_by
-    from rung.runs.house.places import refuse_running, standing
+    from rung.runs.maintenance.dependents import reasons_to_keep
+    from rung.runs.maintenance.selection import refuse_running, state_of
 
-    targets: list[Standing] = [standing(place) for place in places]
+    targets: list[RunState] = [state_of(folder) for folder in folders]
     for target in targets:
         refuse_running(target, "remove", force or target.problem is not None)
         if target.problem is not None and not force:
-            raise RunError(f"{target.problem} It can be removed as it is: add --force.")
-    reasons = list(needed_by(targets))
+            raise RunError(f"{target.problem} It can be removed as it is: add --force.", code="run-damaged")
+    reasons = list(reasons_to_keep(targets))
     if reasons and not force:
         more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-        raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove all the same, add --force.")
+        raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove it anyway, add --force.", code="in-use")
     for reason in reasons:
         click.echo(f"note: {reason}", err=True)
-
-
-def _show(there: Sequence[Removed], as_json: bool) -> None:
-    from rung.cli.table import print_table
-    from rung.runs.files import to_json
-    from rung.runs.house.disk import bytes_below
-    from rung.units import duration, size
-
-    rows = [(one, bytes_below(one.run)) for one in there]
-    if as_json:
-        fields = [{"id": one.id, "removed_unix_s": one.unix_s, "bytes": b, "path": str(one.run)} for one, b in rows]
-        click.echo(to_json(fields).decode())
-    elif rows:
-        cells = [[one.id, f"{duration(max(0.0, time.time() - one.unix_s))} ago", size(b)] for one, b in rows]
-        print_table(["run", "removed", "size"], cells, numeric=(2,))
-    else:
-        click.echo("the trash is empty")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from rung.cli.resolve import json_option, recipe_of, runs_option, schema_of
+from rung.cli.options import json_option, runs_option
 from rung.errors import UserError
 
 KEYS = {  # option -> the key that it sets
@@ -24,9 +24,9 @@ KEYS = {  # option -> the key that it sets
 
 @click.command(short_help="Make samples from a run.")
 @click.argument("run")
-@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--prompt", metavar="FILE|TEXT", help="What to begin with: a MIDI file, or words where a run writes text."
+    "--prompt", metavar="FILE|TEXT", help="What to begin with: a MIDI file, or text for a run that writes text."
 )
 @click.option("--task", metavar="NAME", help="What to do with the prompt, such as top_line; default: continue it.")
 @click.option("--num", type=int, metavar="N", help="How many to make.")
@@ -45,7 +45,7 @@ KEYS = {  # option -> the key that it sets
 @json_option
 @runs_option
 def command(
-    run: str, words: tuple[str, ...], at: int | None, out: Path | None, seed: int, as_json: bool, runs_root: Path,
+    run: str, overrides: tuple[str, ...], at: int | None, out: Path | None, seed: int, as_json: bool, root: Path,
     **given: str | int | float | None,
 ) -> None:  # fmt: skip
     """Make samples from the weights of RUN. The run itself is not touched.
@@ -63,68 +63,44 @@ def command(
       rung sample text/3 --prompt "Once upon a time"
       rung sample piano/7 --at 1000 --out /tmp/listen
     """
-    import numpy as np
-
-    from rung.cli.eval import open_weights
-    from rung.files import write_whole
-    from rung.recipe import Draw
-    from rung.runs.query import open_run
+    from rung import api
     from rung.text import printable
 
-    words = (*words, *_as_words(run, given, runs_root))
-    setup, step = open_weights(run, words, at, runs_root)
-    out = out or Path("samples") / open_run(run, runs_root).id / f"{step}-seed-{seed}{_mark(words)}"
-    made = setup.samples(Draw(seed, step, np.arange(1)))
-    if not made:
-        raise UserError(f"the recipe of {run} makes no samples")
-    rows = []
-    for sample in made:
-        path = out / sample.name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, sample.data)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from error
-        rows.append({"path": str(path), "caption": sample.caption})
-        if not as_json:
-            click.echo(f"{printable(str(path))}  {printable(sample.caption)}")
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-
-
-def _as_words(run: str, given: Mapping[str, str | int | float | None], runs_root: Path) -> list[str]:
-    """The options that were given, as words that set the run's keys."""
-    from rung.recipes import find_recipe
-    from rung.runs.query import open_run
-
     asked = {name: value for name, value in given.items() if value is not None}
-    if not asked:
-        return []
-    found = open_run(run, runs_root)
+    if asked:
+        overrides = (*overrides, *_overrides(run, asked, root))
+    # Other keys go to another folder, so that samples of one prompt do not replace those of another.
+    mark = f"-{hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:6]}" if overrides else ""
+    loaded = api.load(run, overrides, at=at, runs=root)
+    made = loaded.sample(seed=seed)
+    paths = made.write(out or Path("samples") / loaded.run.id / f"{loaded.step}-seed-{seed}{mark}")
+    if as_json:
+        rows = [{"path": str(path), "caption": one.caption} for path, one in zip(paths, made, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for path, one in zip(paths, made, strict=True):
+        click.echo(f"{printable(str(path))}  {printable(one.caption)}")
+
+
+def _overrides(run: str, asked: Mapping[str, str | int | float | None], root: Path) -> list[str]:
+    """The options that were given, as key=value of the run's own keys."""
+    from rung.recipes import find_recipe
+    from rung.resolve import recipe_of, schema_of
+    from rung.runs.query import open_run
+    from rung.sweep.space import word
+
+    found = open_run(run, root)
     recipe = recipe_of(found)
     known = schema_of(recipe, find_recipe(recipe)).keys
-    for name in asked:
+    for name, value in asked.items():
         if KEYS[name] not in known:
             has = ", ".join(key for key in known if key.startswith("sampling.")) or "none"
             option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} is not for {found.id}: {recipe} has no {KEYS[name]} (its keys of samples: {has})"
-            )
-    return [f"{KEYS[name]}={_quoted(value) if isinstance(value, str) else value}" for name, value in asked.items()]
-
-
-def _mark(words: Sequence[str]) -> str:
-    """Other keys go to another folder, so that samples of one prompt do not take the place of those of another."""
-    return f"-{hashlib.sha256(repr(sorted(words)).encode()).hexdigest()[:6]}" if words else ""
-
-
-def _quoted(text: str) -> str:
-    """Text as YAML that means this very text, whatever is in it."""
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise UserError(f"the name {text} is not UTF-8; give the file another name")
-    if "${" in text:
-        raise UserError(
-            f"{text} has ${{ in it, which would stand for a key; give the file another name, or other words"
-        )
-    plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
-    return f'"{"".join(plain)}"'
+            message = f"{option} is not for {found.id}: {recipe} has no {KEYS[name]} (its keys of samples: {has})"
+            raise UserError(message, code="no-key")
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise UserError(f"the name {value} is not UTF-8; give the file another name", code="bad-name")
+        if "${" in str(value):
+            message = f"{value} has ${{ in it, the syntax of a reference; give the file another name, or another text"
+            raise UserError(message, code="bad-value")
+    return [word(KEYS[name], value) for name, value in asked.items()]

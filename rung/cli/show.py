@@ -15,8 +15,9 @@ import click
 import msgspec
 
 from rung.cli.ls import summary
-from rung.cli.table import age, one_line, print_table, printable
+from rung.cli.options import runs_option
 from rung.errors import RunError
+from rung.report.table import age, one_line, print_table, printable
 from rung.runs.columns import Progress
 from rung.runs.fields import verdict_word
 from rung.runs.files import read_json, to_json
@@ -32,8 +33,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @click.command("show", short_help="Show one run.")
 @click.argument("run")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: all evals and events, with all digits.")
 def command(run: str, root: Path, as_json: bool) -> None:
     """Show RUN: what it was, what it changed, how it stands, its metrics, evals, notes, samples, checkpoints, events.
@@ -52,7 +52,13 @@ def command(run: str, root: Path, as_json: bool) -> None:
         return
     for part in (_header, _notes, _config, _evals, _examined, _metrics, _files, _events):
         part(found)
-    _resume(found)
+    is_ours = found.document.get("recipe") != "own loop" and not found.document.get("imported")
+    if is_ours and found.status not in ("running", "finished"):
+        name, saved = ref(found.path, found.id), found.checkpoints()
+        if saved:
+            click.echo(f"\nto continue: rung resume {name} (from step {saved[-1]})")
+        else:
+            click.echo(f"\nnothing was saved; to start again: rung train --from {name}")
 
 
 def _everything(run: Run) -> dict[str, Any]:
@@ -80,19 +86,25 @@ def _header(run: Run) -> None:
     recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
     click.echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
     versions = "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version)
-    best = run.best
+    best, ab, verdict = run.best or {}, doc.get("ab"), doc.get("verdict")
+    best_at = f"loss {number(best.get('loss'))} on {best.get('set')} at {best.get('step')}" if best else ""
+    verdict_text = str(verdict.get("text") or "") if isinstance(verdict, dict) else ""
+    arm = []
+    if isinstance(ab, dict):
+        changes = " ".join(map(str, ab.get("overrides") or []))
+        arm = [f"{ab.get('arm')} of {ab.get('id')}", f"base {ab.get('base')}", changes]
     lines = {
         "from": " ".join(filter(None, [str(doc.get("parent") or ""), _changed(run)])),
         "why": doc.get("why"),
-        "verdict": _verdict(run),
+        "verdict": ": ".join(filter(None, [verdict_word(run), verdict_text])),
         "tags": " ".join(map(str, doc.get("tags") or [])),
-        "ab": _ab(doc.get("ab")),
+        "ab": ", ".join(filter(None, arm)),
         "command": shlex.join(map(str, doc.get("command") or [])),
         "started": f"{doc.get('created')} ({age(doc.get('created'))} ago), seed {doc.get('seed')}",
         "ended": doc.get("ended"),
         "step": None if run.step is None else str(run.step),
         "reason": doc.get("reason"),
-        "best": None if best is None else _best(best),
+        "best": f"{best_at}, checkpoint {best['checkpoint']}" if best.get("checkpoint") else best_at,
         "versions": versions,
         "code": _code(doc.get("code") or {}),
     }
@@ -106,7 +118,7 @@ def _header(run: Run) -> None:
 
 
 def _changed(run: Run) -> str:
-    """What changed against the parent, in one line; in brackets why that cannot be told."""
+    """What changed against the parent, in one line; in brackets why it is not known."""
     if not run.document.get("parent"):
         return ""
     from rung.compare.lineage import find_parent, short_change
@@ -120,49 +132,22 @@ def _changed(run: Run) -> str:
     return text or (f"({link.problem})" if link.problem else "")
 
 
-def _verdict(run: Run) -> str:
-    verdict = run.document.get("verdict")
-    text = str(verdict.get("text") or "") if isinstance(verdict, dict) else ""
-    return ": ".join(filter(None, [verdict_word(run), text]))
-
-
-def _ab(ab: Any) -> str:
-    if not isinstance(ab, dict):
-        return ""
-    words = [
-        f"{ab.get('arm')} of {ab.get('id')}",
-        f"base {ab.get('base')}",
-        " ".join(map(str, ab.get("overrides") or [])),
-    ]
-    return ", ".join(filter(None, words))
-
-
 def _notes(run: Run) -> None:
     notes = run.notes()
     if not notes:
         return
     click.echo(f"\nnotes ({_how_many(notes, _NUM_NOTES)})")
     for note in notes[-_NUM_NOTES:]:
+        try:
+            when = datetime.fromtimestamp(float(note["unix_s"]), UTC).strftime("%Y-%m-%d %H:%M")
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            when = "?"
         for i, line in enumerate(str(note.get("text") or "").splitlines() or [""]):
-            click.echo(f"  {_when(note.get('unix_s')) if i == 0 else '':<16}  {printable(line)}".rstrip())
-
-
-def _when(unix_s: Any) -> str:
-    try:
-        return datetime.fromtimestamp(float(unix_s), UTC).strftime("%Y-%m-%d %H:%M")
-    except (TypeError, ValueError, OverflowError, OSError):
-        return "?"
+            click.echo(f"  {when if i == 0 else '':<16}  {printable(line)}".rstrip())
 
 
 def _how_many(things: Sequence[Any], most: int) -> str:
     return f"all {len(things)}" if len(things) <= most else f"last {most} of {len(things)}"
-
-
-def _best(best: Mapping[str, Any]) -> str:
-    words = [f"loss {number(best.get('loss'))} on {best.get('set')} at {best.get('step')}"]
-    if best.get("checkpoint"):
-        words.append(f"checkpoint {best['checkpoint']}")
-    return ", ".join(words)
 
 
 def _code(code: Mapping[str, Any]) -> str:
@@ -203,7 +188,7 @@ def _evals(run: Run) -> None:
     if not evals:
         return
     shown = evals[-_NUM_EVALS:]
-    names = [name for event in shown for name in event if name not in ("step", "set") and _is_number(event[name])]
+    names = [name for event in shown for name in event if name not in ("step", "set") and is_number(event[name])]
     columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
     rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
     click.echo(f"\nevals ({_how_many(evals, _NUM_EVALS)})")
@@ -221,10 +206,10 @@ def _examined(run: Run) -> None:
     for file, event in newest.items():
         try:
             sets = read_json(run.path / str(file))["sets"]
-            told = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
+            losses = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
         except (OSError, ValueError, KeyError, TypeError):
-            told = ["cannot be read"]
-        lines.append(f"  {one_line(event.get('weights'))}: {', '.join(told)}  {printable(str(file))}")
+            losses = ["cannot be read"]
+        lines.append(f"  {one_line(event.get('weights'))}: {', '.join(losses)}  {printable(str(file))}")
     if lines:
         click.echo(f"\nlooked closer ({len(lines)})")
         click.echo("\n".join(lines))
@@ -232,7 +217,7 @@ def _examined(run: Run) -> None:
 
 def sparkline(values: Sequence[Any], most: int = 60) -> str:
     """A curve as one line of text; x where a value is not finite."""
-    numbers = [float(value) for value in values if _is_number(value)][-most:]
+    numbers = [float(value) for value in values if is_number(value)][-most:]
     finite = [value for value in numbers if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
@@ -247,58 +232,33 @@ def _metrics(run: Run) -> None:
     click.echo(f"\nmetrics ({len(found)})")
     has_bad = any(one.num_non_finite for one in found.values())
     rows = []
-    for name, one in sorted(found.items(), key=lambda item: _place(item[0])):
-        last, low, high = (_short(value, one.is_whole) for value in (one.last, one.min, one.max))
-        rows.append(
-            [
-                name,
-                last,
-                low,
-                _at(one.min_step),
-                high,
-                _at(one.max_step),
-                str(one.count),
-                *([str(one.num_non_finite)] if has_bad else []),
-            ]
-        )
+    # What one looks for comes first, what was asked of the model now and then comes last.
+    first, last = {"loss": 0, "norm": 1, "norm_clipped": 2, "lr": 3}, {"look": 5, "probe": 6}
+
+    def figure(value: float | None, is_whole: bool) -> str:
+        if value is None or (is_whole and math.isfinite(value)):
+            return "-" if value is None else str(int(value))
+        return f"{value:.6g}" if math.isfinite(value) else number(float(value))
+
+    for name, one in sorted(found.items(), key=lambda item: first.get(item[0], last.get(item[0].partition("/")[0], 4))):
+        ends = [(one.min, one.min_step), (one.max, one.max_step)]
+        cells = [text for value, step in ends for text in (figure(value, one.is_whole), number(step))]
+        bad = [str(one.num_non_finite)] if has_bad else []
+        rows.append([name, figure(one.last, one.is_whole), *cells, str(one.count), *bad])
     head = ["metric", "last", "min", "at", "max", "at", "values", *(["not finite"] if has_bad else [])]
     print_table(head, rows, numeric=range(1, len(head)))
 
 
-_FIRST = ("loss", "norm", "norm_clipped", "lr")
-_LAST = ("look", "probe")
-
-
-def _place(name: str) -> int:
-    """What one looks for comes first, what was asked of the model now and then comes last."""
-    if name in _FIRST:
-        return _FIRST.index(name)
-    prefix = name.partition("/")[0]
-    return len(_FIRST) + (1 + _LAST.index(prefix) if prefix in _LAST else 0)
-
-
-def _short(value: float | None, is_whole: bool) -> str:
-    if value is None:
-        return "-"
-    if is_whole:
-        return str(int(value))
-    return f"{value:.6g}" if math.isfinite(value) else number(float(value))
-
-
-def _at(step: int | None) -> str:
-    return "-" if step is None else str(step)
-
-
 def _progress() -> Progress | None:
-    """Tells a person how far the first reading of a long run is; nobody else."""
+    """Shows a person how far the first reading of a long run is; nobody else."""
     if not sys.stderr.isatty():
         return None
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if total > 50e6:
             click.echo(f"\rreading {size(total)} of rows {100 * done // total} %\033[K", nl=done >= total, err=True)
 
-    return tell
+    return report
 
 
 def _files(run: Run) -> None:
@@ -331,18 +291,7 @@ def _events(run: Run) -> None:
     print_table(["step", "kind", "what"], rows, numeric=(0,))
 
 
-def _resume(run: Run) -> None:
-    is_ours = run.document.get("recipe") != "own loop" and not run.document.get("imported")
-    if run.status in ("running", "finished") or not is_ours:
-        return
-    name = ref(run.path, run.id)
-    if run.checkpoints():
-        click.echo(f"\nto go on: rung resume {name} (goes on from {run.checkpoints()[-1]})")
-    else:
-        click.echo(f"\nnothing was saved; to start again: rung train --from {name}")
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

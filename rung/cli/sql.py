@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from rung.cli.show import number
-from rung.cli.table import print_table
+from rung.cli.options import runs_option
+from rung.cli.show import is_number, number
 from rung.errors import RunError
+from rung.report.table import print_table
 from rung.runs.files import to_json
 from rung.runs.query import Run, list_runs
 
@@ -31,8 +32,7 @@ _WIDEST = 80
 @click.argument("query", required=False)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of rows, with all digits.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
     """Ask all runs a QUERY in the SQL of DuckDB; without one, list the tables and their columns.
 
@@ -47,7 +47,7 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
       rung sql "select run, key, value from config where source = 'command line'" --json
     """
     if as_csv and as_json:
-        raise RunError("--csv and --json are two ways to print; keep one.")
+        raise RunError("--csv and --json are two ways to print; keep one.", code="options-conflict")
     problems: list[str] = []
     runs = list_runs(root, None, problems)
     for problem in problems:
@@ -67,18 +67,14 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
         writer.writerows([["" if v is None else v for v in row] for row in answer.rows])
         click.echo(out.getvalue(), nl=False)
     elif answer.names:
-        numeric = [i for i, column in enumerate(zip(*answer.rows)) if any(_is_number(value) for value in column)]
+        numeric = [i for i, column in enumerate(zip(*answer.rows)) if any(is_number(value) for value in column)]
         print_table([_shown(name) for name in answer.names], [[_shown(v) for v in row] for row in answer.rows], numeric)
 
 
 def _shown(value: Any) -> str:
     """Numbers with all their digits; texts cut, which --csv and --json do not do."""
     text = number(value)
-    return text if len(text) <= _WIDEST or _is_number(value) else f"{text[: _WIDEST - 3]}..."
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return text if len(text) <= _WIDEST or is_number(value) else f"{text[: _WIDEST - 3]}..."
 
 
 def _tables(runs: list[Run], as_json: bool) -> None:

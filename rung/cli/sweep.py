@@ -1,49 +1,39 @@
-"""`rung sweep`: trains every point of a sweep file, here or on a cluster, and tells how a sweep stands.
+"""`rung sweep`: trains every point of a sweep file, here or on a cluster, and shows how a sweep stands.
 
 Reading verbs (ls, show, log, report) work without torch. What is trained has processes of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.resolve import json_option, runs_option
-from rung.errors import RunError, UserError
+from rung.cli.options import GroupWithDefault, json_option, runs_option
+from rung.errors import ConfigError, RunError, UserError
 from rung.text import one_line, printable, visible
 
 if TYPE_CHECKING:
-    from rung.cli.sweep_table import Display
     from rung.sweep.launch import Launcher
     from rung.sweep.space import Sweep
     from rung.sweep.state import State
 
 STOPPED = 3
+MOST_REASONS = 20  # why points cannot be trained
 
 
-class SweepVerbs(click.Group):
-    """`rung sweep FILE` runs a sweep; `ls`, `show`, `stop`, `log` and `report` are about one that is there."""
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found = super().get_command(ctx, name)
-        if found is not None:
-            return found
-        return click.Command(
-            name, params=list(run_file.params), help=run_file.help, callback=lambda **given: run(Path(name), **given)
-        )
-
-
-@click.group(cls=SweepVerbs, short_help="Train every point of a grid, a list or a search.", no_args_is_help=True)
+@click.group(cls=GroupWithDefault, short_help="Train every point of a grid, a list or a search.", no_args_is_help=True)
 def command() -> None:
-    """Train every point of a sweep FILE; the same command goes on where it was stopped, and trains nothing twice.
+    """Train every point of a sweep FILE; the same command continues where it was stopped, and trains nothing twice.
 
     \b
     rung sweep FILE [--dry-run] [--retry-failed] [--on WHERE] [--name NAME] [--emit KIND [--out FILE]]
-      --dry-run        check every point, show what is finished, what goes on and what is new, and stop
+      --dry-run        check every point, show what is finished, what continues and what is new, and stop
       --retry-failed   try points again that diverged or failed for good
       --on WHERE       local, ray, ray://HOST:PORT or slurm; default: what the file says, else local
       --emit KIND      print a file for kubernetes or skypilot instead of training
@@ -76,10 +66,13 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it; with --emit.")
 @json_option
 @runs_option
-def run_file(**given: object) -> None:
+def run_file(
+    path: str, dry_run: bool, retry_failed: bool, name: str | None, on: str | None, emit: str | None, out: Path | None,
+    as_json: bool, root: Path,
+) -> None:  # fmt: skip
     """Train every point of the sweep file. Every point is checked before the first one starts.
 
-    Ctrl-C tells the trainings to save and stop, and waits for them. The same command goes on: finished points are not
+    Ctrl-C tells the trainings to save and stop, and waits for them. The same command continues: finished points are not
     trained again, stopped ones are resumed, new ones are added. It exits with 1 where a point failed.
 
     \b
@@ -90,38 +83,34 @@ def run_file(**given: object) -> None:
       rung sweep lr.yaml --on ray://head:10001
       rung sweep lr.yaml --emit kubernetes --out jobs.yaml
     """
-
-
-def run(
-    file: Path, dry_run: bool, retry_failed: bool, name: str | None, on: str | None, emit: str | None, out: Path | None,
-    as_json: bool, runs_root: Path,
-) -> None:  # fmt: skip
-    from rung.cli.sweep_check import check_points
     from rung.cli.sweep_table import print_first, print_plan
     from rung.sweep import state
     from rung.sweep.launch import launcher_of
     from rung.sweep.plan import keep, read_plan, refuse_another
 
+    file = Path(path)
     if not file.exists():
-        raise UserError(f"there is no sweep file {file}, and no verb of that name (see `rung sweep --help`)")
+        message = f"there is no sweep file {file}, and no verb of that name (see `rung sweep --help`)"
+        raise UserError(message, code="no-file")
     if out is not None and emit is None:
-        raise UserError("--out is where --emit writes; leave it out, or say --emit kubernetes")
+        raise UserError("--out is where --emit writes; leave it out, or add --emit kubernetes", code="options-conflict")
     if dry_run and emit is not None:
-        raise UserError("--emit writes the plan that its jobs go by, and --dry-run writes nothing; keep one")
-    sweep = read_plan(file, runs_root, name)
+        message = "--emit writes the plan that its jobs follow, and --dry-run writes nothing; keep one"
+        raise UserError(message, code="options-conflict")
+    sweep = read_plan(file, root, name)
     before = refuse_another(sweep)
-    if emit is not None and sweep.search is not None:
-        raise UserError("--emit is not for a search, whose points come one after the other; use --on, or give a grid")
-    if retry_failed and sweep.search is not None:
-        raise UserError(
-            "--retry-failed is not for a search, which takes a point that failed as an answer; leave it out"
-        )
+    if sweep.search is not None and emit is not None:
+        message = "--emit is not for a search, whose points come one after the other; use --on, or give a grid"
+        raise UserError(message, code="not-supported")
+    if sweep.search is not None and retry_failed:
+        message = "--retry-failed is not for a search, which takes a point that failed as an answer; leave it out"
+        raise UserError(message, code="not-supported")
     check_points(sweep)
     if before is not None and sweep.search is None:
         there = {one.key for one in sweep.points}
         gone = sum(not one.get("retired") and one["key"] not in there for one in before["points"])
         if gone:  # also where a config file was edited, or another file has the same name
-            click.echo(f"{gone} points that were planned before are left out now; their runs stay", err=True)
+            click.echo(f"{gone} points that were planned before are now left out; their runs stay", err=True)
     if emit is not None:
         _emit(sweep, emit, out)
         return
@@ -140,51 +129,98 @@ def run(
     _follow(sweep, found, launcher, as_json)
 
 
+command.default = run_file
+
+
+def check_points(sweep: Sweep) -> None:
+    """Raises ConfigError where the recipe would refuse a point, with all such points and the reasons.
+
+    Of a search, points at the ends of what it may choose from are asked.
+    """
+    from rung.config import Layer, load_file
+    from rung.recipe import has_splits
+    from rung.recipes import find_recipe, preset_layer
+    from rung.resolve import resolve
+    from rung.sweep.search import read_settings
+    from rung.sweep.space import Point, point_of, split_files
+
+    recipe = find_recipe(sweep.recipe)  # one that is not there is one mistake, and not one for each point
+    if sweep.eval_split is not None and not has_splits(recipe):
+        message = f"eval: {sweep.recipe} has no split {sweep.eval_split!r} to evaluate on; leave eval out"
+        raise ConfigError(message, code="no-split")
+    points: Sequence[Point] = sweep.points
+    if sweep.search is not None:
+        space = read_settings(sweep.search).space
+        ends = [(one[0], one[-1]) if isinstance(one, tuple) else (one.low, one.high) for one in space.values()]
+        points = [point_of(sweep, dict(zip(space, values))) for values in zip(*ends)]
+
+    @functools.cache  # reading YAML takes longer than checking a point
+    def base_of(preset: str | None, files: tuple[str, ...]) -> list[Layer]:
+        return [*preset_layer(recipe, preset), *(Layer(f"file {one}", load_file(Path(one))) for one in files)]
+
+    wrong: dict[str, list[Point]] = {}
+    for point in points:
+        words, files = split_files(point.words)
+        presets = [one.partition("=")[2] for one in words if one.startswith("preset=")]
+        rest = [one for one in words if not one.startswith("preset=")]
+        try:
+            base = base_of(presets[0] if presets else None, tuple(files))
+            if resolve(sweep.recipe, rest, base=base, runs=sweep.runs).config.values["eval_only"]:
+                message = "eval_only=true trains nothing, so there would be no run; leave it out"
+                raise ConfigError(message, code="bad-sweep")
+        except ConfigError as error:
+            wrong.setdefault(str(error), []).append(point)
+    if not wrong:
+        return
+    num = sum(map(len, wrong.values()))
+    lines = [f"{num} of {len(points)} points cannot be trained; nothing was started:"]
+    for reason, of in list(wrong.items())[:MOST_REASONS]:
+        who = "every point" if len(of) == len(points) > 1 else ", ".join(point.label for point in of[:3])
+        more = f" and {len(of) - 3} more" if len(of) > 3 and len(of) < len(points) else ""
+        lines += [f"  {who}{more}:", *(f"    {line}" for line in reason.splitlines())]
+    if len(wrong) > MOST_REASONS:
+        lines.append(f"  and {len(wrong) - MOST_REASONS} more reasons")
+    raise ConfigError("\n".join(lines), code="bad-sweep")
+
+
 def _follow(sweep: Sweep, found: dict[str, State], launcher: Launcher, as_json: bool) -> None:
     """Trains what is left, shows how it goes, and ends with the table and an exit code that says how it went."""
     from rung.cli.sweep_table import Display, print_end
     from rung.sweep import state
+    from rung.sweep.launch.local import LocalLauncher
     from rung.sweep.plan import load
 
     points = [one for one in sweep.points if found[one.key].word != "finished" and not found[one.key].is_final]
-    display = Display(sweep, found, is_quiet=as_json)
     farewell, is_whole = "", True
     try:
-        with display:
+        with Display(sweep, found, is_quiet=as_json) as display:
             if sweep.search is not None:
-                is_whole = _search(sweep, launcher, display)
+                from rung.sweep.search import Search, drive
+
+                search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
+                is_whole = drive(search, launcher, display.report, at_once)
+                if (best := search.best()) is not None:
+                    click.echo(f"best: {one_line(best[0].label)}  {best[1]:.4f}", err=True)
             elif points:
-                launcher.run(sweep, points, display.told)
+                launcher.run(sweep, points, display.report)
     except KeyboardInterrupt as interrupt:
-        farewell = str(interrupt) or "stopped; the same command goes on with what is there"
+        farewell = str(interrupt) or "stopped; the same command continues from here"
     sweep = load(sweep.folder)
     ended = state.states(sweep)
     print_end(sweep, ended, as_json)
     if farewell:
         click.echo(farewell, err=True)
         sys.exit(130)
-    words = Counter(one.word for one in ended.values())
+    counts = Counter(one.word for one in ended.values())
     # To a search, a point that diverged is an answer.
-    if words["failed"] and (sweep.search is None or not words["finished"]):
+    if counts["failed"] and (sweep.search is None or not counts["finished"]):
         sys.exit(1)
-    if not is_whole or words["finished"] + words["failed"] < len(ended):
+    if not is_whole or counts["finished"] + counts["failed"] < len(ended):
         sys.exit(STOPPED)
 
 
-def _search(sweep: Sweep, launcher: Launcher, display: Display) -> bool:
-    """Whether all trials were made."""
-    from rung.sweep.launch.local import Local
-    from rung.sweep.search import Search, drive
-
-    search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, Local) else 1
-    is_whole = drive(search, launcher, display.told, at_once)
-    if (best := search.best()) is not None:
-        click.echo(f"best: {one_line(best[0].told)}  {best[1]:.4f}", err=True)
-    return is_whole
-
-
 def _emit(sweep: Sweep, kind: str, out: Path | None) -> None:
-    """Writes a file for a cluster, and the plan that its jobs go by."""
+    """Writes a file for a cluster, and the plan that its jobs follow."""
     from rung.files import write_whole
     from rung.runs.files import refused
     from rung.sweep import emit, state
@@ -205,7 +241,7 @@ def _emit(sweep: Sweep, kind: str, out: Path | None) -> None:
 @command.command()
 @json_option
 @runs_option
-def ls(as_json: bool, runs_root: Path) -> None:
+def ls(as_json: bool, root: Path) -> None:
     """List the sweeps, and how far each is.
 
     \b
@@ -217,19 +253,19 @@ def ls(as_json: bool, runs_root: Path) -> None:
     from rung.sweep.plan import load, sweeps
 
     found = []
-    for folder in sweeps(runs_root):
+    for folder in sweeps(root):
         try:
             found.append(load(folder))
         except RunError as error:  # of one, which is no reason to hide the others
             click.echo(visible(str(error)), err=True)
-    print_sweeps(found, runs_root, as_json)
+    print_sweeps(found, root, as_json)
 
 
 @command.command()
 @click.argument("name")
 @json_option
 @runs_option
-def show(name: str, as_json: bool, runs_root: Path) -> None:
+def show(name: str, as_json: bool, root: Path) -> None:
     """Show every point of a sweep: how it stands, its run, its best loss.
 
     \b
@@ -241,15 +277,15 @@ def show(name: str, as_json: bool, runs_root: Path) -> None:
     from rung.sweep.plan import find_sweep
     from rung.sweep.state import states
 
-    sweep = find_sweep(name, runs_root)
+    sweep = find_sweep(name, root)
     print_end(sweep, states(sweep), as_json)
 
 
 @command.command()
 @click.argument("name")
 @runs_option
-def stop(name: str, runs_root: Path) -> None:
-    """Tell every training of a sweep, on any machine, to save and stop. `rung sweep FILE` goes on with it.
+def stop(name: str, root: Path) -> None:
+    """Tell every training of a sweep, on any machine, to save and stop. `rung sweep FILE` continues it.
 
     \b
     Examples:
@@ -258,12 +294,12 @@ def stop(name: str, runs_root: Path) -> None:
     from rung.sweep import state
     from rung.sweep.plan import find_sweep
 
-    sweep = find_sweep(name, runs_root)
+    sweep = find_sweep(name, root)
     state.ask_to_stop(sweep)
     held = state.held_claims(sweep)
     num_here = sum(state.signal_here(claim) for claim in held)
-    elsewhere = f", {len(held) - num_here} elsewhere hear of it in seconds" if len(held) > num_here else ""
-    click.echo(f"{name}: {num_here} points here were told to save and stop{elsewhere}; `rung sweep FILE` goes on")
+    elsewhere = f", {len(held) - num_here} elsewhere will follow within seconds" if len(held) > num_here else ""
+    click.echo(f"{name}: told {num_here} points here to save and stop{elsewhere}; `rung sweep FILE` continues it")
 
 
 @command.command()
@@ -271,7 +307,7 @@ def stop(name: str, runs_root: Path) -> None:
 @click.argument("key", metavar="POINT")
 @json_option
 @runs_option
-def log(name: str, key: str, as_json: bool, runs_root: Path) -> None:
+def log(name: str, key: str, as_json: bool, root: Path) -> None:
     """Print all that the trainings of a POINT have printed. POINT is its key, or its place in the list from 0 on.
 
     \b
@@ -283,11 +319,13 @@ def log(name: str, key: str, as_json: bool, runs_root: Path) -> None:
     from rung.sweep.plan import find_sweep
     from rung.sweep.point import log_of
 
-    sweep = find_sweep(name, runs_root)
+    sweep = find_sweep(name, root)
     of = sweep.point(key)
     file = log_of(sweep, of.key)
     if not file.exists():
-        raise UserError(f"nothing was started yet for point {key} of {name} (`rung sweep show {name}`)")
+        raise UserError(
+            f"nothing has been started yet for point {key} of {name} (`rung sweep show {name}`)", code="no-log"
+        )
     if as_json:
         text = file.read_text("utf-8", errors="replace")
         click.echo(to_json({"key": of.key, "path": str(file), "text": text}).decode())
@@ -304,7 +342,7 @@ def log(name: str, key: str, as_json: bool, runs_root: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the page.")
 @json_option
 @runs_option
-def report(what: str, x: str | None, metric: str | None, out: Path | None, as_json: bool, runs_root: Path) -> None:
+def report(what: str, x: str | None, metric: str | None, out: Path | None, as_json: bool, root: Path) -> None:
     """Write a page that compares the points of a sweep: tables over seeds, curves, fits.
 
     \b
@@ -318,12 +356,14 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
     from rung.sweep.plan import find_sweep, read_plan
     from rung.sweep.state import runs_of
 
-    name = read_plan(Path(what), runs_root).name if Path(what).is_file() else what
-    sweep = find_sweep(name, runs_root)
+    name = read_plan(Path(what), root).name if Path(what).is_file() else what
+    sweep = find_sweep(name, root)
     found = runs_of(sweep)
     runs = [run for one in sweep.points for run in found.get(one.key, [])]
     if not runs:
-        raise UserError(f"sweep {name} has no runs yet; `rung sweep show {name}` says how it stands")
+        raise UserError(
+            f"sweep {name} has no runs yet; `rung sweep show {name}` says how it stands", code="sweep-empty"
+        )
     page = write(runs, out or sweep.folder / "report", x=x, metric=metric, name=name)
     click.echo(to_json({"path": str(page)}).decode() if as_json else page)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.table import loss_text, one_line, print_table, value_text
 from rung.errors import UserError
+from rung.report.table import loss_text, one_line, print_table, value_text
 from rung.runs.files import to_json
 from rung.units import duration
 
@@ -31,10 +31,10 @@ MOST_LIVE = 40  # rows of the live table; the rest is counted below it
 
 
 def print_first(sweep: Sweep, found: dict[str, State], is_quiet: bool) -> None:
-    """One line on what is finished, what goes on and what is new."""
+    """One line on what is finished, what continues and what is new."""
     words = Counter(_plan_word(one) for one in found.values())
-    told = ", ".join(f"{num} {word}" for word, num in words.items()) or "to be found by a search"
-    points = f"{len(sweep.points)} points: {told}"
+    counts = ", ".join(f"{num} {word}" for word, num in words.items()) or "to be found by a search"
+    points = f"{len(sweep.points)} points: {counts}"
     click.echo(one_line(f"{sweep.name}: {points}; {sweep.recipe}, runs of {sweep.experiment}"), err=is_quiet)
 
 
@@ -55,41 +55,37 @@ def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
     """Every point with its state, run and best loss; over seeds mean and sd; and what to type next."""
     if as_json:
         points = [_plain(sweep, i, one, found[one.key]) for i, one in enumerate(sweep.points)]
-        told = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment, "points": points}
-        click.echo(to_json({**told, "over_seeds": over_seeds(sweep, found)}).decode())
+        document = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment, "points": points}
+        click.echo(to_json({**document, "over_seeds": over_seeds(sweep, found)}).decode())
         return
-    _print_points(sweep, found)
-    _print_groups(sweep, over_seeds(sweep, found))
+    names, split = _varied(sweep), sweep.eval_split
+    rows = []
+    for i, one in enumerate(sweep.points):
+        now, run = found[one.key], found[one.key].run
+        cells = [run.id, value_text(run.step), loss_text((run.best or {}).get("loss"))] if run else ["-", "-", "-"]
+        more = [loss_text(examined(run, split))] if split else []
+        # A failure is shown in full below the table.
+        note = "" if now.word in ("failed", "finished") else _note(now)
+        rows.append([str(i), *_varies(one, names), now.word, *cells, *more, note])
+    head = ["point", *names, "state", "run", "step", "best loss", *([f"{split} loss"] if split else []), ""]
+    after = len(names) + 3
+    print_table(head, rows, [*_numeric(sweep, names), after, after + 1, *([after + 2] if split else [])])
+    if groups := over_seeds(sweep, found):
+        names = [name for name in names if name != "seed"]
+        rows = []
+        for group in groups:
+            sd = "" if group["sd"] is None else f" ± {group['sd']:.2g}"
+            spread = "-" if group["mean"] is None else f"{group['mean']:.4f}{sd}"
+            rows.append([*(value_text(group["varies"].get(name)) for name in names), str(group["n"]), spread])
+        click.echo()
+        print_table([*names, "seeds", "best loss over seeds"], rows)
     words = Counter(one.word for one in found.values())
     click.echo(f"\n{sweep.name}: " + (", ".join(f"{num} {word}" for word, num in words.items()) or "no points yet"))
     for one in sweep.points:
         if found[one.key].word == "failed":
-            click.echo(f"{one_line(one.told)} failed: {found[one.key].text}")
+            click.echo(f"{one_line(one.label)} failed: {found[one.key].text}")
     if words["finished"]:
         click.echo(f"compare them with `rung sweep report {sweep.name}`")
-
-
-def _print_points(sweep: Sweep, found: dict[str, State]) -> None:
-    names, split = _varied(sweep), sweep.eval_split
-    rows = []
-    for i, one in enumerate(sweep.points):
-        now = found[one.key]
-        more = [loss_text(examined(now.run, split))] if split else []
-        # A failure is told in full below the table.
-        note = "" if now.word in ("failed", "finished") else _note(now)
-        rows.append([str(i), *_varies(one, names), now.word, *_run_cells(now.run), *more, note])
-    head = ["point", *names, "state", "run", "step", "best loss", *([f"{split} loss"] if split else []), ""]
-    after = len(names) + 3
-    print_table(head, rows, [*_numeric(sweep, names), after, after + 1, *([after + 2] if split else [])])
-
-
-def _print_groups(sweep: Sweep, groups: Sequence[dict[str, Any]]) -> None:
-    names = [name for name in _varied(sweep) if name != "seed"]
-    if groups:
-        click.echo()
-        rows = [[*(value_text(group["varies"].get(name)) for name in names), str(group["n"]), _spread(group)]
-                for group in groups]  # fmt: skip
-        print_table([*names, "seeds", "best loss over seeds"], rows)
 
 
 def over_seeds(sweep: Sweep, found: dict[str, State]) -> list[dict[str, Any]]:
@@ -131,22 +127,23 @@ def print_sweeps(found: Sequence[Sweep], runs: Path, as_json: bool) -> None:
 
 
 class Display:
-    """How a sweep goes. `told` is what launchers call."""
+    """How a sweep goes. Launchers call `report`."""
 
-    def __init__(self, sweep: Sweep, found: dict[str, State], is_quiet: bool) -> None:
+    def __init__(self, sweep: Sweep, found: dict[str, State], is_quiet: bool, is_live: bool = True) -> None:
         self._sweep, self._out = sweep, sys.stderr if is_quiet else sys.stdout
-        self._names = {one.key: one.told for one in sweep.points}
+        self._is_live = is_live and self._out.isatty()
+        self._names = {one.key: one.label for one in sweep.points}
         self._words = {key: (one.word, "") for key, one in found.items() if one.word in ("finished", "failed")}
         self._num_points = int((sweep.search or {}).get("trials", 20)) if sweep.search else len(sweep.points)
         self._live: Any = None
 
     def __enter__(self) -> Display:
-        if self._out.isatty():
+        if self._is_live:
             from rich.console import Console
             from rich.live import Live
 
             self._live = Live(
-                console=Console(file=self._out), get_renderable=self._shown, refresh_per_second=1, transient=True
+                console=Console(file=self._out), get_renderable=self._table, refresh_per_second=1, transient=True
             )
             self._live.start()
         return self
@@ -155,39 +152,33 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def told(self, key: str, word: str, where: str) -> None:
+    def report(self, key: str, word: str, where: str) -> None:
         if self._words.get(key) == (word, where):
             return
         self._words[key] = word, where
         if self._live is None and word != "waiting":
-            name = self._names.get(key) or self._name_again(key)
+            if key not in self._names:  # a point that a search has found since
+                from rung.sweep.plan import load
+
+                self._names = {one.key: one.label for one in load(self._sweep.folder).points}
+            name = self._names.get(key, key)
             num_done = sum(one in ("finished", "failed") for one, _ in self._words.values())
             about = f" ({one_line(where)})" if where else ""
             print(f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}", file=self._out, flush=True)
 
-    def _name_again(self, key: str) -> str:
-        """A point that a search has found since."""
-        from rung.sweep.plan import load
-
-        self._names = {one.key: one.told for one in load(self._sweep.folder).points}
-        return self._names.get(key, key)
-
-    def _shown(self) -> Any:
-        """Called about once a second, from a thread of rich, which an error would end."""
-        try:
-            return self._table()
-        except (OSError, UserError) as error:
-            return one_line(error).replace("[", "\\[")
-
     def _table(self) -> Any:
+        """Called about once a second, from a thread of rich, which an error would end."""
         from rich.table import Table
         from rich.text import Text
 
         from rung.sweep.plan import load
         from rung.sweep.state import states
 
-        sweep = load(self._sweep.folder)
-        found = states(sweep)
+        try:
+            sweep = load(self._sweep.folder)
+            found = states(sweep)
+        except (OSError, UserError) as error:
+            return one_line(error).replace("[", "\\[")
         names = _varied(sweep)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ["point", *names, "state", "run", "step", "loss", "eta"]:
@@ -207,7 +198,7 @@ class Display:
 
 
 def progress_cells(now: State) -> list[str]:
-    """Run, step of how many, last loss, and how long it will take; of a run that goes on."""
+    """Run, step of how many, last loss, and the time that is left of one that is running."""
     from rung.runs.metrics import last_row
 
     run = now.run
@@ -236,15 +227,15 @@ def examined(run: Run | None, split: str | None) -> float | None:
 
 def _plain(sweep: Sweep, number: int, point: Point, now: State) -> dict[str, Any]:
     run = now.run
-    told = {"number": number, "key": point.key, "varies": dict(point.varies), "words": list(point.words)}
-    told |= {"state": now.word, "where": now.where, "text": now.text, "run": run.id if run else None}
+    row = {"number": number, "key": point.key, "varies": dict(point.varies), "words": list(point.words)}
+    row |= {"state": now.word, "where": now.where, "text": now.text, "run": run.id if run else None}
     best = (run.best or {}).get("loss") if run else None
-    told |= {"status": run.status if run else None, "step": run.step if run else None, "best_loss": best}
-    return told | ({"eval_loss": examined(run, sweep.eval_split)} if sweep.eval_split else {})
+    row |= {"status": run.status if run else None, "step": run.step if run else None, "best_loss": best}
+    return row | ({"eval_loss": examined(run, sweep.eval_split)} if sweep.eval_split else {})
 
 
 def _plan_word(now: State) -> str:
-    words = {"waiting": "new", "stopped": "goes on", "lost": "goes on", "running": "running"}
+    words = {"waiting": "new", "stopped": "continues", "lost": "continues"}
     return "tried again" if now.word == "failed" and not now.is_final else words.get(now.word, now.word)
 
 
@@ -252,12 +243,6 @@ def _note(now: State) -> str:
     if now.word == "finished" and now.run is not None:
         return now.run.id
     return one_line(now.text)
-
-
-def _run_cells(run: Run | None) -> list[str]:
-    if run is None:
-        return ["-", "-", "-"]
-    return [run.id, "-" if run.step is None else str(run.step), loss_text((run.best or {}).get("loss"))]
 
 
 def _varied(sweep: Sweep) -> list[str]:
@@ -273,9 +258,3 @@ def _numeric(sweep: Sweep, names: Sequence[str]) -> list[int]:
         return all(isinstance(one.varies.get(name, 0), int | float) for one in sweep.points)
 
     return [0, *(i + 1 for i, name in enumerate(names) if is_number(name))]
-
-
-def _spread(group: dict[str, Any]) -> str:
-    if group["mean"] is None:
-        return "-"
-    return f"{group['mean']:.4f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2g}")

@@ -11,22 +11,22 @@ from typing import Any
 
 import click
 
-from rung.cli.note import Words, user_text, write_event
+from rung.cli.note import TextCommand, user_text, write_event
+from rung.cli.options import runs_option
 from rung.errors import RunError, UserError
 from rung.runs.files import to_json
-from rung.runs.query import Run, open_run
+from rung.runs.query import open_run
 from rung.runs.record import amend
 
 WORDS = ("supported", "refuted", "inconclusive")
 
 
-@click.command("verdict", cls=Words, short_help="Say what became of a run's hypothesis.")
+@click.command("verdict", cls=TextCommand, short_help="Say what became of a run's hypothesis.")
 @click.argument("run")
 @click.argument("word", required=False, type=click.Choice(WORDS))
 @click.argument("text", required=False)
 @click.option("--clear", "is_clear", is_flag=True, help="Take the verdict back; it stays in the events.")
-@click.option("--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-              type=click.Path(path_type=Path), help="Folder of the runs.")  # fmt: skip
+@runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict and its history as JSON.")
 def command(run: str, word: str | None, text: str | None, is_clear: bool, root: Path, as_json: bool) -> None:
     """Give RUN a verdict: WORD is supported, refuted or inconclusive, TEXT says why; `-` reads it from standard input.
@@ -43,39 +43,31 @@ def command(run: str, word: str | None, text: str | None, is_clear: bool, root: 
     """
     found = open_run(run, root)
     if is_clear and word is not None:
-        raise UserError("rung verdict takes either a word or --clear, not both.")
+        raise UserError("rung verdict takes either a word or --clear, not both.", code="options-conflict")
     if is_clear and not found.document.get("verdict"):
-        raise RunError(f"{found.id} has no verdict to take back.")
+        raise RunError(f"{found.id} has no verdict to take back.", code="no-verdict")
     if word is not None or is_clear:
-        words = user_text(text, "a verdict") if text is not None else ""
-        _give(found, None if word is None else {"word": word, "text": words, "unix_s": time.time()}, as_json)
+        given = {"word": word, "text": user_text(text, "a verdict") if text is not None else "", "unix_s": time.time()}
+        old, verdict = _shown(found.document.get("verdict")), None if word is None else given
+        amend(found.path, verdict=verdict)
+        write_event(found, "verdict", **(verdict or {**given, "text": ""}))
+        if not as_json:
+            click.echo(f"{_shown(found.id)}: {_shown(verdict) or 'no verdict any more'}")
+            if old:
+                click.echo(f"before: {old}")
         found = open_run(found.path, root)
     if as_json:
         history = [{name: event.get(name) for name in ("word", "text", "unix_s")} for event in found.events("verdict")]
         click.echo(to_json({"verdict": found.document.get("verdict"), "history": history}).decode())
     elif word is None and not is_clear:
-        _show(found)
+        from rung.compare.page import date
+
+        click.echo(f"{_shown(found.id)}: {_shown(found.document.get('verdict')) or 'no verdict yet'}")
+        for event in found.events("verdict"):
+            click.echo(f"  {date(event.get('unix_s')) or 'undated'}  {_shown(event) or 'taken back'}")
 
 
-def _give(run: Run, verdict: dict[str, Any] | None, is_quiet: bool) -> None:
-    old = _words(run.document.get("verdict"))
-    amend(run.path, verdict=verdict)
-    write_event(run, "verdict", **(verdict or {"word": None, "text": "", "unix_s": time.time()}))
-    if not is_quiet:
-        click.echo(f"{_words(run.id)}: {_words(verdict) or 'no verdict any more'}")
-        if old:
-            click.echo(f"before: {old}")
-
-
-def _show(run: Run) -> None:
-    from rung.compare.page import date
-
-    click.echo(f"{_words(run.id)}: {_words(run.document.get('verdict')) or 'no verdict yet'}")
-    for event in list(run.events("verdict")):
-        click.echo(f"  {date(event.get('unix_s')) or 'undated'}  {_words(event) or 'taken back'}")
-
-
-def _words(verdict: Any) -> str:
+def _shown(verdict: Any) -> str:
     """Word and text on one line; older runs hold a plain text."""
     from rung.compare.lineage import text_of
     from rung.text import one_line

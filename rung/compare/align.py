@@ -1,34 +1,33 @@
-"""What happened in two runs, brought to common points: equal steps and equal targets.
+"""Lines up two runs: at equal steps and at equal targets for a reader, at their ends for a verdict.
 
-A value that is not finite is kept and told, never averaged away. Between two evals the second run is interpolated
-only where both are finite and neighbours; nothing is continued beyond the last eval. Whether a difference means
-anything is left to judge.
-
-The surprising thing: targets at a step are those seen before it, because an eval at step t is of the state that t
-updates made.
+Values that are not finite are kept and reported, never averaged away: one NaN makes an endpoint NaN. The second run is
+interpolated only between two neighbouring finite evals, and nothing is extrapolated.
 """
 
 from __future__ import annotations
 
-import bisect
 import difflib
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from statistics import fmean, median
+from typing import NamedTuple
 
-from rung.compare.reading import column, evals
+from rung.compare.reading import (
+    TRAINING,
+    Curve,
+    column,
+    curve_of,
+    evals_of,
+    is_lower_better,
+    main_metric,
+    targets_at,
+)
 from rung.errors import RunError
 from rung.runs.query import Run
 
-TRAINING = "loss"  # of the rows of training, where there are no evals
-
-
-class Curve(NamedTuple):
-    x: list[float]  # steps or targets, rising
-    values: list[float]
+TAIL = 0.2  # of training, by targets where they are known
+_CLOSE = 5e-3  # rows differ in length, so two runs never see exactly the same targets
 
 
 class Point(NamedTuple):
@@ -69,112 +68,67 @@ class Outcome:
     problems: list[str] = field(default_factory=list)  # what could not be aligned, and why
 
 
-def main_metric(run: Run) -> str:
-    """The loss of the set that `best` names, else of the first set; else the first eval metric; else "loss"."""
-    names = list(evals_of(run))
-    of_best = f"{(run.best or {}).get('set')}/loss"
-    losses = [name for name in names if name.endswith("/loss")]
-    return of_best if of_best in names else (losses or names or [TRAINING])[0]
-
-
-def evals_of(run: Run) -> dict[str, Curve]:
-    """set/name -> its curve over steps, in the order in which they were first seen."""
-    found: dict[str, dict[float, float]] = {}
-    for row in evals(run):
-        for name, value in row.items():
-            if name not in ("step", "set") and _is_number(value):
-                found.setdefault(f"{row['set']}/{name}", {})[row["step"]] = float(value)
-    return {name: _curve(values) for name, values in found.items()}
-
-
-def curve_of(run: Run, metric: str) -> Curve:
-    """The curve of an eval metric, else of a metric of the rows; empty where there is none."""
-    of_evals = evals_of(run)
-    if metric in of_evals:
-        return of_evals[metric]
-    rows = column(run, metric)
-    return _curve({step: float(value) for step, value in zip(rows.steps, rows.values)})
-
-
-def targets_at(run: Run) -> Callable[[float], float | None]:
-    """step -> targets seen before it; None where a row on the way there does not say."""
-    rows = column(run, "targets")
-    found = {step: value for step, value in zip(rows.steps, rows.values) if math.isfinite(value)}
-    first = min(found, default=0)
-    if not found or first > 1:  # a loop may count its steps from 1
-        return lambda step: None
-    known = itertools.takewhile(lambda value: value is not None, map(found.get, itertools.count(first)))
-    totals = list(itertools.accumulate(known, initial=0.0))
-
-    def at(step: float) -> float | None:
-        place = int(step - first)
-        is_there = place == step - first and 0 <= place < len(totals)
-        return 0.0 if step == 0 else totals[place] if is_there else None
-
-    return at
-
-
-def is_lower_better(run: Run, metric: str) -> bool | None:
-    """What the run's definitions say; None where they say nothing."""
-    definitions = run.definitions()
-    for name in (f"eval/{metric}", metric, metric.rpartition("/")[2], f"eval/{metric.partition('/')[0]}"):
-        said = definitions.get(name)
-        if isinstance(said, dict) and said.get("better") in ("higher", "lower"):
-            return bool(said["better"] == "lower")
-    return None
-
-
 def outcome(a: Run, b: Run, metric: str | None = None) -> Outcome:
     """Both runs by one metric, that of `a` unless one is named; raises RunError where neither run has it."""
     metric = (metric or main_metric(a)).removeprefix("eval/")
     curves = [curve_of(run, metric) for run in (a, b)]
-    if not any(curve.x for curve in curves) and metric != TRAINING:
-        raise _unknown(a, b, metric)
+    if not any(curve.steps for curve in curves) and metric != TRAINING:
+        names = list(dict.fromkeys([*evals_of(a), *evals_of(b)]))
+        near = difflib.get_close_matches(metric, names, n=3, cutoff=0.4) or names[:8]
+        hint = f"there are {', '.join(near)}" if near else "neither has evals"
+        raise RunError(f"neither {a.id} nor {b.id} has a metric {metric}; {hint}.", code="no-metric")
+
     problems: list[str] = []
-    is_lower = _direction(a, b, metric, problems)
-    targets = [targets_at(run) for run in (a, b)]
+    directions = [is_lower_better(run, metric) for run in (a, b)]
+    known = [one for one in directions if one is not None]
+    if len(set(known)) > 1:
+        problems.append(f"the runs disagree on whether a higher {metric} is better; going by {a.id}")
+    if not known and not metric.rpartition("/")[2].endswith("loss"):
+        problems.append(f"neither run says whether a higher {metric} is better; assuming that lower is")
+    is_lower = known[0] if known else True
+
     sides = [_side(run, curve, is_lower) for run, curve in zip((a, b), curves)]
     for run, curve, side in zip((a, b), curves, sides):
-        if not curve.x:
+        if not curve.steps:
             problems.append(f"{run.id} has no {metric}")
         elif side.num_not_finite:
             problems.append(f"{side.num_not_finite} of {side.num_values} values of {run.id} are not finite")
     found = Outcome(metric, is_lower, sides[0], sides[1], problems=problems)
-    if all(curve.x for curve in curves):
-        _align(found, curves, targets, (a.id, b.id))
-    return found
+    if not all(curve.steps for curve in curves):
+        return found
 
-
-def _align(found: Outcome, curves: list[Curve], targets: list[Callable[[float], float | None]], ids: Any) -> None:
-    by_step = [dict(zip(curve.x, curve.values)) for curve in curves]
-    found.at_steps = [Shared(x, by_step[0][x], by_step[1][x], x) for x in curves[0].x if x in by_step[1]]
+    by_step = [dict(zip(curve.steps, curve.values)) for curve in curves]
+    found.at_steps = [Shared(x, by_step[0][x], by_step[1][x], x) for x in curves[0].steps if x in by_step[1]]
     if not found.at_steps:
-        spans = [f"{name} has it at {curve.x[0]:g} to {curve.x[-1]:g}" for name, curve in zip(ids, curves)]
-        found.problems.append(f"no step has a {found.metric} of both runs: {', '.join(spans)}")
+        spans = [f"{run.id} has it at {curve.steps[0]:g} to {curve.steps[-1]:g}" for run, curve in zip((a, b), curves)]
+        problems.append(f"no step has a {metric} of both runs: {', '.join(spans)}")
+
     by_targets = []
-    for name, curve, at in zip(ids, curves, targets):
-        known = [(at(x), value, x) for x, value in zip(*curve)]
-        by_targets.append([(t, value, x) for t, value, x in known if t is not None])
+    for run, curve in zip((a, b), curves):
+        at = targets_at(run)
+        points = [(at(step), value, step) for step, value in zip(curve.steps, curve.values)]
+        by_targets.append([(t, value, step) for t, value, step in points if t is not None])
         if not by_targets[-1]:
-            found.problems.append(f"the rows of {name} do not say how many targets it saw: no points at equal targets")
+            problems.append(f"the rows of {run.id} do not say how many targets it saw: no points at equal targets")
     if all(by_targets):
-        other = Curve([t for t, _, _ in by_targets[1]], [value for _, value, _ in by_targets[1]])
+        xs, values = [t for t, _, _ in by_targets[1]], [value for _, value, _ in by_targets[1]]
         for t, value, step in by_targets[0]:
-            there = interpolated(other, t)
+            there = interpolated(xs, values, t)
             if there is not None:
                 found.at_targets.append(Shared(t, value, there, step))
         if not found.at_targets:
-            found.problems.append("no eval of the first run lies between two finite evals of the second, by targets")
+            problems.append("no eval of the first run lies between two finite evals of the second, by targets")
+    return found
 
 
-def interpolated(curve: Curve, x: float) -> float | None:
-    """The value at `x`: a point of the curve, or on the line between two finite neighbours; None elsewhere."""
-    right = bisect.bisect_left(curve.x, x)
-    if right < len(curve.x) and curve.x[right] == x:
-        return curve.values[right]
-    if right in (0, len(curve.x)):
+def interpolated(xs: list[float], values: list[float], x: float) -> float | None:
+    """The value at `x`: that of a point, or on the line between two finite neighbours; None elsewhere."""
+    right = bisect_left(xs, x)
+    if right < len(xs) and xs[right] == x:
+        return values[right]
+    if right in (0, len(xs)):
         return None
-    (x0, x1), (y0, y1) = curve.x[right - 1 : right + 1], curve.values[right - 1 : right + 1]
+    (x0, x1), (y0, y1) = xs[right - 1 : right + 1], values[right - 1 : right + 1]
     if not (math.isfinite(y0) and math.isfinite(y1)):
         return None
     share = (x - x0) / (x1 - x0)
@@ -182,46 +136,111 @@ def interpolated(curve: Curve, x: float) -> float | None:
 
 
 def _side(run: Run, curve: Curve, is_lower: bool) -> Side:
-    points = [Point(*pair) for pair in zip(*curve)]
+    points = [Point(*pair) for pair in zip(curve.steps, curve.values)]
     finite = [point for point in points if math.isfinite(point.value)]
     sign = 1.0 if is_lower else -1.0
     targets, seconds = column(run, "targets"), column(run, "step_s")
     counts = [value for value in targets.values if math.isfinite(value)]
-    times = {place: s for place, s in zip(seconds.places, seconds.values) if 0 < s < math.inf}
-    rates = [t / times[place] for place, t in zip(targets.places, targets.values)
-             if 0 < t < math.inf and place in times]  # fmt: skip
+    times = {row: s for row, s in zip(seconds.rows, seconds.values) if 0 < s < math.inf}
+    rates = [t / times[row] for row, t in zip(targets.rows, targets.values) if 0 < t < math.inf and row in times]
     return Side(
         final=points[-1] if points else None,
         best=min(finite, key=lambda point: sign * point.value, default=None),
         num_values=len(points),
         num_not_finite=len(points) - len(finite),
         targets=float(sum(counts)) if counts else None,
-        targets_per_s=statistics.median(rates) if rates else None,
-        steps_per_s=statistics.median(1.0 / s for s in times.values()) if times else None,
+        targets_per_s=median(rates) if rates else None,
+        steps_per_s=median(1.0 / s for s in times.values()) if times else None,
     )
 
 
-def _direction(a: Run, b: Run, metric: str, problems: list[str]) -> bool:
-    said = [is_lower_better(run, metric) for run in (a, b)]
-    if None not in said and said[0] != said[1]:
-        problems.append(f"the runs disagree on whether a higher {metric} is better; taken as in {a.id}")
-    known = next((word for word in said if word is not None), None)
-    if known is None and not metric.rpartition("/")[2].endswith("loss"):
-        problems.append(f"neither run says whether a higher {metric} is better; a lower one is taken to be")
-    return True if known is None else known
+# One number per pair of runs: the mean of B - A over the evals that both have in the last fifth of training, by steps
+# or targets and not by evals. The evals of one run are not replicates: they share its seed and its weights, and a test
+# over them finds a difference between two runs of one config in every second case. So they are averaged, and the seed
+# is the unit. Runs of two lengths are each taken at their own end.
 
 
-def _unknown(a: Run, b: Run, metric: str) -> RunError:
-    names = list(dict.fromkeys([*evals_of(a), *evals_of(b)]))
-    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.4) or names[:8]
-    hint = f"there are {', '.join(near)}" if near else "neither has evals"
-    return RunError(f"neither {a.id} nor {b.id} has a metric {metric}; {hint}.")
+class Endpoint(NamedTuple):
+    """Of two runs: the mean of B - A, of A and of B over `num_evals` shared evals."""
+
+    difference: float
+    a: float
+    b: float
+    num_evals: int
 
 
-def _curve(values: Mapping[float, float]) -> Curve:
-    steps = sorted(values)
-    return Curve([float(step) for step in steps], [values[step] for step in steps])
+def metric_curve(run: Run, metric: str) -> Curve:
+    """The curve with the targets at each of its steps and the end of the training; empty where there is none."""
+    curve, at = curve_of(run, metric), targets_at(run)
+    known = [float(value) for value in map(at, curve.steps) if value is not None]
+    targets = known if known and len(known) == len(curve.steps) and known[-1] > 0 else None
+    last = max(run.step or 0, curve.steps[-1] if curve.steps else 0)
+    return curve._replace(targets=targets, end=last if targets is None else targets[-1] * last / curve.steps[-1])
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def endpoint(a: Curve, b: Curve) -> Endpoint | None:
+    """None where the two share no eval in the last fifth."""
+    is_same_unit = (a.targets is None) == (b.targets is None)
+    end = max(a.end, b.end) if is_same_unit else a.end
+    if is_same_unit and min(a.end, b.end) < (1 - TAIL) * end:
+        ends, num = (own_endpoint(a), own_endpoint(b)), min(len(own_tail(a)), len(own_tail(b)))
+        return Endpoint(ends[1] - ends[0], *ends, num) if num else None
+    last = [(one, two) for x, one, two in _shared(a, b) if _is_in_tail(x, end)]
+    if not last:
+        return None
+    return Endpoint(fmean(b - a for a, b in last), fmean(a for a, _ in last), fmean(b for _, b in last), len(last))
+
+
+def own_endpoint(curve: Curve) -> float:
+    """The mean of a run's own evals in the last fifth; NaN where it has none, or where one is not finite."""
+    last = own_tail(curve)
+    return fmean(last) if last else math.nan
+
+
+def own_tail(curve: Curve) -> list[float]:
+    """A run's own evals in the last fifth."""
+    return [value for x, value in zip(curve.x, curve.values) if _is_in_tail(x, curve.end)]
+
+
+def _is_in_tail(x: float, end: float) -> bool:
+    # With some room: an eval at four fifths of the steps must not belong to it with one seed and not with the next.
+    return x >= (1 - TAIL) * end * (1 - _CLOSE)
+
+
+def _shared(a: Curve, b: Curve) -> list[tuple[float, float, float]]:
+    """x and both values where the runs have equal targets; where their steps have other targets, B is interpolated."""
+    is_equal_pace = a.targets is None or b.targets is None
+    if a.targets is not None and b.targets is not None:
+        other = dict(zip(b.steps, b.targets))
+        both = [(x, other[step]) for step, x in zip(a.steps, a.targets) if step in other]
+        is_equal_pace = bool(both) and all(abs(x - y) <= _CLOSE * max(x, y) for x, y in both)
+    if is_equal_pace:
+        values = dict(zip(b.steps, b.values))
+        return [(x, value, values[step]) for step, x, value in zip(a.steps, a.x, a.values) if step in values]
+    found = [(x, value, _value_at(b, x)) for x, value in zip(a.x, a.values)]
+    return [(x, value, there) for x, value, there in found if there is not None]
+
+
+def _value_at(curve: Curve, x: float) -> float | None:
+    """The value at x, on the line between its neighbours: NaN if one of them is. None outside of what was measured."""
+    xs, values = curve.x, curve.values
+    if not xs or x < xs[0] * (1 - _CLOSE) or x > xs[-1] * (1 + _CLOSE):
+        return None
+    right = min(bisect_left(xs, x), len(xs) - 1)
+    if right == 0 or x >= xs[right]:
+        return values[right]
+    share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+def reached(curve: Curve, level: float, is_lower_better: bool) -> float | None:
+    """Where a curve first comes to a level, between two finite evals; None where it never does."""
+    before: tuple[float, float] | None = None
+    for x, value in zip(curve.x, curve.values):
+        if not math.isfinite(value):
+            before = None
+        elif value <= level if is_lower_better else value >= level:
+            return x if before is None else before[0] + (x - before[0]) * (level - before[1]) / (value - before[1])
+        else:
+            before = (x, value)
+    return None

@@ -1,10 +1,8 @@
 """How the code of two runs differs, out of their snapshots: uncommitted and untracked files included.
 
-Equal trees are equal code, also where no repository is at hand. Two commits of one repository are compared by git, with
-nothing of the user's settings; anything else (an archive, two repositories) file by file. Nothing is unpacked, checked
-out or fetched. Which of the files matter is left to factors.
-
-The surprising thing: no `problem` and no `files` means equal; a `problem` means that nobody knows.
+Equal trees are equal code, also where no repository is at hand, unless the runs executed two scripts of it. Two commits
+of one repository are compared by git, with nothing of the user's settings; anything else (an archive, two repositories)
+file by file. Nothing is unpacked, checked out or fetched. Which of the files matter is left to factors.
 """
 
 from __future__ import annotations
@@ -16,22 +14,22 @@ import re
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.compare.reading import list_of, segments_of
-from rung.runs.codetar import is_source
-from rung.runs.provenance import SnapshotError, WorkingTree
+from rung.compare.reading import list_of, mapping, segments_of
+from rung.runs.provenance import SnapshotError, WorkingTree, is_source
 from rung.runs.query import Run
 
-MOST_ARCHIVE_BYTES = 200_000_000  # unpacked, in memory; codetar packs a quarter of it
+MOST_ARCHIVE_BYTES = 200_000_000  # unpacked, in memory; provenance packs a quarter of it
 MOST_COMPARED_BYTES = 2_000_000  # of one file that is compared here: difflib takes seconds at that size
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # anything else would reach git as an option
-_NUM_TOLD = 5
+_NUM_SHOWN = 5
 Files = Mapping[bytes, tuple[str, Callable[[], bytes]]]  # name -> what git calls the content, and how to get it
 
 
-class Changed(NamedTuple):
+class ChangedFile(NamedTuple):
     """A file that differs; `status` is M, A or D, and lines are counted as git does (None for a binary file)."""
 
     status: str
@@ -41,19 +39,19 @@ class Changed(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """An attempt of a run that went on with other code than the run began with."""
+    """An attempt of a run that continued with other code than the run began with."""
 
     run_id: str
     step: int | None
-    files: list[Changed]
+    files: list[ChangedFile]
     problem: str
 
 
 @dataclass
 class CodeDiff:
-    """`problem` says why nothing could be compared; then `files` is empty, and that does not mean that all is equal."""
+    """No `files` means equal, unless a `problem` says why nothing could be compared: then nobody knows."""
 
-    files: list[Changed] = field(default_factory=list)
+    files: list[ChangedFile] = field(default_factory=list)
     patch: str = ""
     problem: str = ""
     notes: list[str] = field(default_factory=list)  # files that no snapshot holds, code that changed on a resume
@@ -77,28 +75,44 @@ class Snapshot(NamedTuple):
 
     def names(self) -> set[tuple[str, str]]:
         """What names the content: two snapshots that share one of them are equal."""
-        kept = {"git": ("tree", "commit"), "tar": ("sha256",)}.get(self.kind, ())
-        return {(key, str(self.code[key])) for key in kept if self.code.get(key)}
+        keys = {"git": ("tree", "commit"), "tar": ("sha256",)}.get(self.kind, ())
+        return {(key, str(self.code[key])) for key in keys if self.code.get(key)}
 
 
-class Unknown(Exception):
+class CodeUnavailable(Exception):
     """Why a snapshot cannot be read; becomes a `problem`."""
 
 
 def diff(a: Run, b: Run) -> CodeDiff:
     """The change from the code of `a` to that of `b`, each as it was at the run's start."""
-    before, after = _snapshot(a), _snapshot(b)
-    found = compared(before, after)
-    for snapshot in (before, after):
+    snapshots = [Snapshot(run.id, run.path, mapping(run.document.get("code"))) for run in (a, b)]
+    found = compared(*snapshots)
+    # A run of somebody's own loop executed one script, and one tree may hold several that train.
+    commands = [list_of(run.document.get("command")) for run in (a, b)]
+    if all(run.document.get("recipe") == "own loop" for run in (a, b)) and all(commands):
+        scripts = [str(command[0]) for command in commands]
+        if all(scripts) and scripts[0] != scripts[1]:
+            _add_scripts(found, snapshots, scripts)
+    for snapshot in snapshots:
         left_out = [str(name) for name in list_of(snapshot.code.get("left_out"))]
         if left_out:
-            more = f" and {len(left_out) - _NUM_TOLD} more" if len(left_out) > _NUM_TOLD else ""
-            found.notes.append(f"the snapshot of {snapshot.run_id} leaves out {', '.join(left_out[:_NUM_TOLD])}{more}")
-    for run in (a, b) if a.path != b.path else (a,):
-        found.resumed += _resumed(run)
+            more = f" and {len(left_out) - _NUM_SHOWN} more" if len(left_out) > _NUM_SHOWN else ""
+            found.notes.append(f"the snapshot of {snapshot.run_id} leaves out {', '.join(left_out[:_NUM_SHOWN])}{more}")
+
+    for run, first in zip((a, b) if a.path != b.path else (a,), snapshots):
+        seen = set()
+        for part in segments_of(run):
+            later = first._replace(code=mapping(part.get("code")))
+            # A rollback writes the attempt once more: the same code, reported once.
+            if not part.get("code") or first.names() & later.names() or (key := frozenset(later.names())) in seen:
+                continue
+            seen.add(key)
+            change = compared(first, later)
+            if change.files or change.problem:
+                found.resumed.append(Resumed(run.id, part.get("first_step"), change.files, change.problem))
     for one in found.resumed:
-        what = one.problem or ", ".join(file.path for file in one.files[:_NUM_TOLD])
-        found.notes.append(f"{one.run_id} went on at step {one.step} with other code: {what}")
+        what = one.problem or ", ".join(file.path for file in one.files[:_NUM_SHOWN])
+        found.notes.append(f"{one.run_id} continued at step {one.step} with other code: {what}")
     return found
 
 
@@ -108,50 +122,65 @@ def compared(before: Snapshot, after: Snapshot) -> CodeDiff:
         for snapshot in (before, after):
             if not snapshot.names():
                 why = snapshot.code.get("reason") or snapshot.code.get("warning")
-                raise Unknown(f"{snapshot.run_id} kept no code{f' ({why})' if why else ''}")
+                raise CodeUnavailable(f"{snapshot.run_id} kept no code{f' ({why})' if why else ''}")
         if before.names() & after.names():
             return CodeDiff()
         if before.kind == after.kind == "git" and (repository := _repository([before, after])) is not None:
             return _by_git(repository, before.commit, after.commit)
         return _by_files(before, after)
-    except Unknown as error:
+    except CodeUnavailable as error:
         return CodeDiff(problem=str(error))
     except (SnapshotError, OSError) as error:
         return CodeDiff(problem=f"the code of {before.run_id} and {after.run_id} cannot be compared: {error}")
 
 
-def _snapshot(run: Run, code: Any = None) -> Snapshot:
-    code = code if code is not None else run.document.get("code")
-    return Snapshot(run.id, run.path, code if isinstance(code, dict) else {})
-
-
-def _resumed(run: Run) -> list[Resumed]:
-    first, found, seen = _snapshot(run), [], set()
-    for part in segments_of(run):
-        later = _snapshot(run, part["code"]) if part.get("code") else None
-        # A rollback writes the attempt once more: the same code, told once.
-        if later is None or first.names() & later.names() or (key := frozenset(later.names())) in seen:
-            continue
-        seen.add(key)
-        change = compared(first, later)
-        if change.files or change.problem:
-            found.append(Resumed(run.id, part.get("first_step"), change.files, change.problem))
-    return found
+def _add_scripts(found: CodeDiff, snapshots: list[Snapshot], scripts: list[str]) -> None:
+    """Two runs that executed two scripts ran other code, even where both trees hold both of them."""
+    name, contents = " -> ".join(scripts), []
+    for snapshot, script in zip(snapshots, scripts):
+        content, wanted = None, Path(script).parts
+        try:
+            files = _files(snapshot, is_mixed=False)
+        except (CodeUnavailable, SnapshotError, OSError):
+            files = {}
+        for length in range(len(wanted), 0, -1):  # the path may begin outside of the snapshot
+            ends = [name for name in files if Path(_text(name)).parts[-length:] == wanted[-length:]]
+            if len(ends) == 1:
+                content = files[ends[0]][1]()
+                break
+        contents.append(content)
+    if None in contents:  # not in the snapshot, or it could be one of several
+        found.files.append(ChangedFile("M", name, None, None))
+    elif contents[0] == contents[1]:
+        found.notes.append(f"the script has two names, {scripts[0]} and {scripts[1]}, and the same content")
+    else:
+        changed, patch = _compared_file(name, *contents)
+        found.files.append(changed)
+        found.patch += patch
 
 
 # Two commits of one repository
 
 
 def _repository(snapshots: list[Snapshot]) -> WorkingTree | None:
-    """A repository that has the commits of all: where they ran, where the runs lie, or the one we stand in."""
+    """A repository that has the commits of all: where they ran, where the runs lie, or the current folder's."""
     for snapshot in snapshots:
         if not _HASH.fullmatch(snapshot.commit):
-            raise Unknown(f"run.json of {snapshot.run_id} is damaged: {snapshot.commit[:80]!r} is no commit")
+            raise CodeUnavailable(f"run.json of {snapshot.run_id} is damaged: {snapshot.commit[:80]!r} is not a commit")
     for folder in _folders(snapshots):
         where = WorkingTree(folder).git("rev-parse", "--absolute-git-dir", check=False)
         if where.returncode != 0:
             continue
-        repository = _plain(Path(os.fsdecode(where.stdout).rstrip("\n")))
+        # Without work tree and index: an attribute there could call a source file binary and hide it.
+        git_dir = Path(os.fsdecode(where.stdout).rstrip("\n"))
+        repository = WorkingTree(git_dir)
+        repository.env |= {
+            "GIT_DIR": str(git_dir),
+            "GIT_WORK_TREE": str(git_dir),
+            "GIT_INDEX_FILE": str(git_dir / "rung-has-no-index"),
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+        }
         wanted = [f"{snapshot.commit}^{{tree}}" for snapshot in snapshots]
         if all(repository.git("cat-file", "-e", name, check=False).returncode == 0 for name in wanted):
             return repository
@@ -162,19 +191,6 @@ def _folders(snapshots: list[Snapshot]) -> list[Path]:
     named = [str(snapshot.code.get("root") or "") for snapshot in snapshots]
     folders = [*map(Path, filter(None, named)), *(snapshot.folder for snapshot in snapshots), Path.cwd()]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-
-
-def _plain(git_dir: Path) -> WorkingTree:
-    """The repository without work tree and index: an attribute there could call a source file binary and hide it."""
-    repository = WorkingTree(git_dir)
-    repository.env |= {
-        "GIT_DIR": str(git_dir),
-        "GIT_WORK_TREE": str(git_dir),
-        "GIT_INDEX_FILE": str(git_dir / "rung-has-no-index"),
-        "GIT_NO_REPLACE_OBJECTS": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-    }
-    return repository
 
 
 def _by_git(repository: WorkingTree, before: str, after: str) -> CodeDiff:
@@ -192,7 +208,7 @@ def _by_git(repository: WorkingTree, before: str, after: str) -> CodeDiff:
         lines[name] = (None, None) if added == b"-" else (int(added), int(removed))
     pairs = zip(status[0::2], status[1::2])
     # T, a file that became a link, is a change like any other to a reader.
-    files = [Changed(_text(s).replace("T", "M"), _text(n), *lines.get(n, (None, None))) for s, n in pairs]
+    files = [ChangedFile(_text(s).replace("T", "M"), _text(n), *lines.get(n, (None, None))) for s, n in pairs]
     return CodeDiff(files=files, patch=_text(patch.stdout))
 
 
@@ -204,13 +220,15 @@ def _by_files(before: Snapshot, after: Snapshot) -> CodeDiff:
     old, new = _files(before, is_mixed), _files(after, is_mixed)
     notes: list[str] = []
     if is_mixed:  # an archive holds sources only: what it could not hold is not missing
-        of_git = old if before.kind == "git" else new
-        beyond = {name for name in of_git if not _in_archive(name) and name not in (new if of_git is old else old)}
+        of_git, of_tar, archive = (old, new, after) if before.kind == "git" else (new, old, before)
+        beyond = set()
+        for name in of_git.keys() - of_tar.keys():
+            parts = _text(name).split("/")
+            if not is_source(parts[-1]) or any(part.startswith(".") for part in parts):
+                beyond.add(name)
         if beyond:
             notes.append(f"{len(beyond)} files that an archive leaves out (data, hidden files) were not compared")
-        notes.append(
-            f"one is an archive of {(after if of_git is old else before).code.get('root')}: code beside it is unknown"
-        )
+        notes.append(f"one is an archive of {archive.code.get('root')}: code outside of it is unknown")
         old, new = ({n: f for n, f in files.items() if n not in beyond} for files in (old, new))
     files, patches = [], []
     for name in sorted(old.keys() | new.keys()):
@@ -225,11 +243,6 @@ def _by_files(before: Snapshot, after: Snapshot) -> CodeDiff:
     return CodeDiff(files=files, patch="".join(patches), notes=notes)
 
 
-def _in_archive(name: bytes) -> bool:
-    parts = _text(name).split("/")
-    return is_source(parts[-1]) and not any(part.startswith(".") for part in parts)
-
-
 def _files(snapshot: Snapshot, is_mixed: bool) -> Files:
     """By name; from the folder of the run on where the other side is an archive, which begins there."""
     if snapshot.kind == "tar":
@@ -237,75 +250,70 @@ def _files(snapshot: Snapshot, is_mixed: bool) -> Files:
     repository = _repository([snapshot])
     if repository is None:
         looked = ", ".join(map(str, _folders([snapshot])))
-        raise Unknown(
-            f"the code of {snapshot.run_id} is the commit {snapshot.commit[:12]}, which no repository at hand has "
+        raise CodeUnavailable(
+            f"the code of {snapshot.run_id} is the commit {snapshot.commit[:12]}, which no known repository has "
             f"(looked in {looked}); fetch {snapshot.code.get('ref')} from where it ran"
         )
+    prefix, root = b"", Path(str(snapshot.code.get("root") or ""))
+    if is_mixed and root.is_absolute() and root.is_dir():  # a commit begins at the top of the repository
+        asked = WorkingTree(root).git("rev-parse", "--show-prefix", check=False)
+        prefix = asked.stdout.rstrip(b"\n") if asked.returncode == 0 else b""
+
+    def reader(kind: str, digest: str) -> Callable[[], bytes]:
+        if kind == "commit":  # a repository inside of it, known by its commit alone
+            return lambda: f"Subproject commit {digest}\n".encode()
+        return lambda: repository.git("cat-file", "blob", digest).stdout
+
     found: dict[bytes, tuple[str, Callable[[], bytes]]] = {}
-    prefix = _prefix(snapshot) if is_mixed else b""
     for entry in filter(None, repository.git("ls-tree", "-r", "-z", snapshot.commit).stdout.split(b"\0")):
         mode_kind_hash, _, name = entry.partition(b"\t")
         _, kind, digest = _text(mode_kind_hash).split()
         if name.startswith(prefix):
-            found[name.removeprefix(prefix)] = (digest, _reader(repository, kind, digest))
+            found[name.removeprefix(prefix)] = (digest, reader(kind, digest))
     return found
-
-
-def _reader(repository: WorkingTree, kind: str, digest: str) -> Callable[[], bytes]:
-    if kind == "commit":  # a repository inside of it, known by its commit alone
-        return lambda: f"Subproject commit {digest}\n".encode()
-    return lambda: repository.git("cat-file", "blob", digest).stdout
-
-
-def _prefix(snapshot: Snapshot) -> bytes:
-    """The folder of the run inside its repository; a commit begins at the top."""
-    root = Path(str(snapshot.code.get("root") or ""))
-    if not root.is_absolute() or not root.is_dir():
-        return b""
-    asked = WorkingTree(root).git("rev-parse", "--show-prefix", check=False)
-    return asked.stdout.rstrip(b"\n") if asked.returncode == 0 else b""
 
 
 def _archive(snapshot: Snapshot) -> Files:
     path = snapshot.folder / os.path.basename(str(snapshot.code.get("file") or "code.tar.gz"))
+    found: dict[bytes, tuple[str, Callable[[], bytes]]] = {}
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != snapshot.code.get("sha256"):
-            raise Unknown(f"{path} is not the archive that {snapshot.run_id} recorded: a resume or an edit replaced it")
+            raise CodeUnavailable(
+                f"{path} is not the archive that {snapshot.run_id} recorded: a resume or an edit replaced it"
+            )
         with tarfile.open(path, "r:gz") as archive:
             members = [member for member in archive.getmembers() if member.isfile()]
             if sum(member.size for member in members) > MOST_ARCHIVE_BYTES:
-                raise Unknown(f"{path} holds more than {MOST_ARCHIVE_BYTES} bytes and is not read")
-            return {os.fsencode(member.name): _member(archive, member) for member in members}
+                raise CodeUnavailable(f"{path} holds more than {MOST_ARCHIVE_BYTES} bytes and is not read")
+            for member in members:
+                content = archive.extractfile(member)
+                data = content.read() if content is not None else b""
+                name_of_blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+                found[os.fsencode(member.name)] = (name_of_blob, partial(bytes, data))
     except FileNotFoundError:
-        raise Unknown(f"the code of {snapshot.run_id} should be in {path}, which is not there") from None
+        raise CodeUnavailable(f"the code of {snapshot.run_id} should be in {path}, but that file is missing") from None
     except (OSError, EOFError, tarfile.TarError, ValueError) as error:
-        raise Unknown(f"{path} cannot be read: {error}") from error
+        raise CodeUnavailable(f"{path} cannot be read: {error}") from error
+    return found
 
 
-def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[str, Callable[[], bytes]]:
-    file = archive.extractfile(member)
-    data = file.read() if file is not None else b""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(), lambda: data
-
-
-def _compared_file(name: str, old: bytes | None, new: bytes | None) -> tuple[Changed, str]:
+def _compared_file(name: str, old: bytes | None, new: bytes | None) -> tuple[ChangedFile, str]:
     status = "A" if old is None else "D" if new is None else "M"
     names = ("/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}")
     head = f"diff a/{name} b/{name}\n"
     if b"\0" in (old or b"")[:8000] or b"\0" in (new or b"")[:8000]:  # how git tells a binary file
-        return Changed(status, name, None, None), f"{head}Binary files {names[0]} and {names[1]} differ\n"
+        return ChangedFile(status, name, None, None), f"{head}Binary files {names[0]} and {names[1]} differ\n"
     if len(old or b"") + len(new or b"") > MOST_COMPARED_BYTES:
-        return Changed(status, name, None, None), f"{head}{names[0]} and {names[1]} differ, too large to show\n"
+        return ChangedFile(status, name, None, None), f"{head}{names[0]} and {names[1]} differ, too large to show\n"
     sides = [_text(side or b"").split("\n") for side in (old, new)]
     for lines in sides:
         end = lines.pop()
         lines[:] = [f"{line}\n" for line in lines] + ([f"{end}\n\\ No newline at end of file\n"] if end else [])
     out = list(difflib.unified_diff(sides[0], sides[1], *names))
-    body = out[2:]
-    added, removed = (sum(line.startswith(sign) for line in body) for sign in "+-")
-    return Changed(status, name, added, removed), head + "".join(out)
+    added, removed = (sum(line.startswith(sign) for line in out[2:]) for sign in "+-")
+    return ChangedFile(status, name, added, removed), head + "".join(out)
 
 
 def _text(data: bytes) -> str:

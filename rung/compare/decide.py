@@ -1,11 +1,8 @@
-"""What a list of differences lets one conclude: an interval, a word, and how many more pairs it would take.
+"""What a list of differences lets one conclude: an interval, a verdict, and how many more pairs it would take.
 
-Pure functions on numbers: no runs, no files, so that their error rates can be simulated (bench/verdicts). One
-difference is one seed. Where the numbers come from, and whether they may be compared at all, is left to judge.
-
-The surprising thing is the level. Whoever looks after 3 pairs, then after 5, then after 8 has had several chances to be
-fooled. So the 5 % are spent over the looks, little on the early ones, and the parts add up to 5 % whatever the
-correlation between looks: exact t intervals, no large-sample theory, at the price of somewhat wide intervals.
+Pure functions on numbers, so that their error rates can be simulated (bench/verdicts). One difference is one seed.
+Looking after 3 pairs, then 5, then 8 gives chance several tries; so the 5 % are spent over the looks, little on the
+early ones, and add up whatever the correlation between looks.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, stdev, variance
 
-from rung.compare.student import limit, quantile, two_sided
+from rung.compare.student import limit, two_sided
 
 ALPHA = 0.05  # of saying BETTER or WORSE where there is nothing, over all looks together
 POWER = 0.8
@@ -33,8 +30,8 @@ NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Looks:
-    """How often one has looked: `planned` is the number of pairs that was fixed before the first look, if it was.
+class AlphaSpending:
+    """How much of ALPHA each look may spend; `planned` is the number of pairs fixed before the first look, if any.
 
     Of several variants that are judged against one control each may err in its part, so that all together keep the
     level: their intervals are wider, and hold all at once.
@@ -45,22 +42,19 @@ class Looks:
 
     def level(self, num_pairs: int) -> float:
         """The two-sided error that this look may make; between two looks, that of the smaller one."""
-        return self._of_one(num_pairs) / self.num_variants
-
-    def _of_one(self, num_pairs: int) -> float:
         if self.planned is not None and num_pairs == self.planned:
-            return FIRST
+            return FIRST / self.num_variants
         share = ALPHA if self.planned is None else LATER
-        before = 0.0
+        level, before = share * (LOOKS[0] / LOOKS[-1]) ** BEND, 0.0
         for n in LOOKS:
-            spent = share * (n / LOOKS[-1]) ** BEND
             if num_pairs < n:
                 break
+            spent = share * (n / LOOKS[-1]) ** BEND
             level, before = spent - before, spent
-        return level if num_pairs >= LOOKS[0] else share * (LOOKS[0] / LOOKS[-1]) ** BEND
+        return level / self.num_variants
 
 
-UNPLANNED = Looks()
+UNPLANNED = AlphaSpending()
 
 
 @dataclass(frozen=True)
@@ -82,40 +76,54 @@ class Decision:
 
 
 def decide(
-    differences: Sequence[float], delta: float, looks: Looks = UNPLANNED, is_lower_better: bool = True
+    differences: Sequence[float], delta: float, spending: AlphaSpending = UNPLANNED, is_lower_better: bool = True
 ) -> Decision:
     """Three or more paired differences B - A, one per seed: a t interval at the level of this look."""
-    n, level = len(differences), looks.level(len(differences))
-    effect, sd = fmean(differences), stdev(differences)
+    n, effect, sd = len(differences), fmean(differences), stdev(differences)
     if sd <= 1e-12 * max(map(abs, differences)):
-        return _no_spread(effect, n, level)
+        return _no_spread(effect, n, spending.level(n))
+    level = spending.level(n)
     half = limit(level, n - 1) * sd / math.sqrt(n)
-    word, reasons = word_of(effect - half, effect + half, delta, is_lower_better)
-    more = more_pairs(effect, sd, n, delta, looks.level) if word == "UNDECIDED" else None
     p = two_sided(effect / (sd / math.sqrt(n)), n - 1)
-    return Decision(
-        word, effect, effect - half, effect + half, sd, n, level, p, more_pairs=more, reasons=reasons
-    )  # fmt: skip
+    found = Decision("", effect, effect - half, effect + half, sd, n, level, p)
+    return _with_word(found, delta, spending, is_lower_better)
 
 
 def decide_unpaired(
-    a: Sequence[float], b: Sequence[float], delta: float, looks: Looks = UNPLANNED, is_lower_better: bool = True
+    a: Sequence[float],
+    b: Sequence[float],
+    delta: float,
+    spending: AlphaSpending = UNPLANNED,
+    is_lower_better: bool = True,
 ) -> Decision:
     """Welch's interval for arms without common seeds, three or more runs each; `num_pairs` is the smaller arm."""
-    n = min(len(a), len(b))
-    level, effect = looks.level(n), fmean(b) - fmean(a)
+    n, effect = min(len(a), len(b)), fmean(b) - fmean(a)
     parts = [variance(a) / len(a), variance(b) / len(b)]
     se = math.sqrt(sum(parts))
     if se <= 1e-12 * max(abs(x) for x in (*a, *b)):
-        return _no_spread(effect, n, level)
+        return _no_spread(effect, n, spending.level(n))
     df = sum(parts) ** 2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
-    half, sd = limit(level, df) * se, se * math.sqrt(n)
-    word, reasons = word_of(effect - half, effect + half, delta, is_lower_better)
-    more = more_pairs(effect, sd, n, delta, looks.level) if word == "UNDECIDED" else None
-    p = two_sided(effect / se, df)
-    return Decision(
-        word, effect, effect - half, effect + half, sd, n, level, p, "Welch", more_pairs=more, reasons=reasons
-    )  # fmt: skip
+    level = spending.level(n)
+    half, sd, p = limit(level, df) * se, se * math.sqrt(n), two_sided(effect / se, df)
+    found = Decision("", effect, effect - half, effect + half, sd, n, level, p, "Welch")
+    return _with_word(found, delta, spending, is_lower_better)
+
+
+def _with_word(found: Decision, delta: float, spending: AlphaSpending, is_lower_better: bool) -> Decision:
+    word, reasons = word_of(found.low, found.high, delta, is_lower_better)
+    more = None
+    if word == "UNDECIDED":
+        more = more_pairs(found.effect, found.sd, found.num_pairs, delta, spending.level)
+    return replace(found, word=word, more_pairs=more, reasons=reasons)
+
+
+def _no_spread(effect: float, n: int, level: float) -> Decision:
+    """Every seed gave the very same difference: nothing differs, or the seed decides nothing."""
+    if effect == 0:
+        reasons = ["equal to the last digit"]
+        return Decision("EQUIVALENT", effect, effect, effect, 0.0, n, level, 1.0, reasons=reasons)
+    reason = "every seed gave the very same difference: the seed decides nothing here, so these are no replicates"
+    return Decision("UNDECIDED", effect, -math.inf, math.inf, 0.0, n, level, reasons=[reason])
 
 
 def decide_by_floor(
@@ -123,7 +131,7 @@ def decide_by_floor(
     floor_sd: float,
     df: float,
     delta: float,
-    looks: Looks = UNPLANNED,
+    spending: AlphaSpending = UNPLANNED,
     is_lower_better: bool = True,
 ) -> Decision:
     """One or two differences against the spread between seeds that other runs showed: provisional at best.
@@ -134,7 +142,7 @@ def decide_by_floor(
     n, effect = len(differences), fmean(differences)
     sd = math.sqrt(2) * floor_sd
     # |z| > 3 means little where the spread itself comes of three runs: then t at 1 % asks for more.
-    level = FLOOR_LEVEL / looks.num_variants
+    level = FLOOR_LEVEL / spending.num_variants
     least = max(LEAST_Z, limit(level, df))
     half = least * sd / math.sqrt(n)
     z = effect / (sd / math.sqrt(n)) if sd > 0 else math.nan
@@ -142,7 +150,7 @@ def decide_by_floor(
     word = "UNDECIDED"
     if abs(effect) > half and sd > 0:
         word = "BETTER" if (effect < 0) == is_lower_better else "WORSE"
-    more = max(LOOKS[0] - n, more_pairs(effect, sd, n, delta, looks.level) or 0) if word == "UNDECIDED" else None
+    more = max(LOOKS[0] - n, more_pairs(effect, sd, n, delta, spending.level) or 0) if word == "UNDECIDED" else None
     return Decision(
         word, effect, effect - half, effect + half, sd, n, level, method="noise floor", z=z, more_pairs=more,
         reasons=reasons,
@@ -162,7 +170,8 @@ def more_pairs(effect: float, sd: float, num_pairs: int, delta: float, level: Ca
     """Pairs to add until a true effect and spread like those seen would be decided in four cases of five."""
 
     def would_do(n: int) -> bool:
-        reach = (limit(level(n), n - 1) + quantile(POWER, n - 1)) * sd / math.sqrt(n)
+        # The power is one-sided: P(T > t) = 1 - POWER.
+        reach = (limit(level(n), n - 1) + limit(2 * (1 - POWER), n - 1)) * sd / math.sqrt(n)
         return max(abs(effect), delta - abs(effect)) >= reach
 
     low, high = max(num_pairs, LOOKS[0] - 1), MOST_PAIRS  # too few, and enough
@@ -201,13 +210,3 @@ def bca_interval(values: Sequence[float], level: float) -> tuple[float, float]:
         share = NORMAL.cdf(bias + z / (1 - bend * z))
         ends.append(means[min(BCA_DRAWS - 1, max(0, round(share * (BCA_DRAWS - 1))))])
     return ends[0], ends[1]
-
-
-def _no_spread(effect: float, n: int, level: float) -> Decision:
-    """Every seed gave the very same difference: nothing differs, or the seed decides nothing."""
-    if effect == 0:
-        return Decision(
-            "EQUIVALENT", effect, effect, effect, 0.0, n, level, 1.0, reasons=["equal to the last digit"]
-        )  # fmt: skip
-    reason = "every seed gave the very same difference: the seed decides nothing here, so these are no replicates"
-    return Decision("UNDECIDED", effect, -math.inf, math.inf, 0.0, n, level, reasons=[reason])

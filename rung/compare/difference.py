@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +29,11 @@ class Difference(NamedTuple):
     source_before: str = ""  # who set it: default, preset tiny, command line; ABSENT
     source_after: str = ""
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the two values tell what changed; else only `detail` does, as of code."""
+        return self.part != "code" and not (self.before is None and self.after is None)
+
 
 @dataclass
 class Comparison:
@@ -44,14 +48,3 @@ class Comparison:
 
     def of(self, *weights: str) -> list[Difference]:
         return [difference for difference in self.differences if difference.weight in weights]
-
-
-def is_of_engine(run: Run) -> bool:
-    """Whether the keys of the config are those of rung's own training; a script's keys may mean anything."""
-    return not str(run.document.get("recipe")).startswith(("own loop", "import "))
-
-
-def part_of(run: Run, name: str) -> Mapping[str, Any]:
-    """A part of run.json that should be a mapping, and may be missing or damaged."""
-    found = run.document.get(name)
-    return found if isinstance(found, dict) else {}

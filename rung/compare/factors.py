@@ -1,7 +1,7 @@
 """What differs between two runs, and whether that was one change.
 
-The surprising thing: code is no declared factor. A config key that differs was set by somebody and is written down; an
-edit in a file is what people forget, so it spoils a comparison unless it is declared by name.
+Code is not a declared factor. A config key that differs was set by somebody and is written down; an edit in a file is
+what people forget, so it confounds a comparison unless it is declared by name.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from rung.compare import conditions
-from rung.compare.code import Changed, CodeDiff
+from rung.compare.code import ChangedFile, CodeDiff
 from rung.compare.code import diff as code_diff
-from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference, is_of_engine, part_of
+from rung.compare.difference import ABSENT, PARTS, WEIGHTS, Comparison, Difference
+from rung.compare.reading import fell_short, is_of_engine, part_of
 from rung.errors import RunError
 from rung.runs.fields import leaves
 from rung.runs.files import to_json
@@ -32,7 +33,7 @@ NO_LEARNING = (
 _CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = ("LICENSE", ".gitignore")
-_NUM_TOLD = 4
+_NUM_SHOWN = 4
 CHANGED = "changed at step "  # the source of a key that a script set anew while it trained
 
 
@@ -48,83 +49,88 @@ def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
     keys = [d.name for d in config if d.weight == "factor"]
     data = list(conditions.data(a, b, keys, same))
     is_same_data = not any(d.weight in ("hidden", "follows") for d in data)
+    environment = list(conditions.environment(a, b, keys, same))
+
+    of_seed, seeds = [], (a.document.get("seed"), b.document.get("seed"))
+    if seeds[0] != seeds[1]:
+        of_seed.append(Difference("seed", "seed", *seeds, "hidden"))
+    elif seeds[0] is None:
+        of_seed.append(Difference("seed", "seed", None, None, "note", "neither run says its seed"))
+    else:
+        same.append(f"seed ({seeds[0]})")
+
     differences = [
         *config,
         *of_code,
         *data,
-        *conditions.environment(a, b, keys, same),
-        *_seed(a, b, same),
+        *environment,
+        *of_seed,
         *conditions.budget(a, b, same),
         *conditions.metric(a, b, same, has_rows),
         *conditions.pairing(a, b, keys, same),
         *(conditions.batches(a, b, same) if has_rows and is_same_data else ()),
     ]
-    return Comparison(a, b, differences, code, same, _standing(a, b))
+
+    # What to know of a run before its figures are read.
+    notes = []
+    if a.path == b.path or (a.document.get("uid") and a.document.get("uid") == b.document.get("uid")):
+        notes.append(f"both are the same run, {a.id}")
+    for run in (a, b):
+        if run.status != "finished":
+            notes.append(f"{run.id} is {run.status_text}, at step {'none' if run.step is None else run.step}")
+        if run.status != "running" and (did := fell_short(run)):
+            notes.append(f"{run.id} did {did}")
+    return Comparison(a, b, differences, code, same, notes)
 
 
 def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
-    was, now = (dict(leaves(_tree(run))) for run in (a, b))
+    trees = []
+    for run in (a, b):
+        tree = run.config()
+        if not isinstance(tree, dict):
+            raise RunError(f"{run.path / 'config.yaml'} is damaged: it holds no keys.", code="run-damaged")
+        trees.append(dict(leaves(tree)))
+    was, now = trees
     sources = (a.sources(), b.sources())
     names = [name for name in dict.fromkeys([*was, *now]) if not _is_equal(name, was, now)]
     if a.document.get("recipe") != b.document.get("recipe"):
         yield Difference("config", "recipe", a.document.get("recipe"), b.document.get("recipe"), "factor")
     is_known = is_of_engine(a) and is_of_engine(b)
     is_plateau = "plateau" in (was.get("lr.schedule"), now.get("lr.schedule"))
-    same_rows = _rows_of_cut(was, now) if is_known else None
+    cuts: list[list[Any]] = [[tree.get(name) for name in _CUT] for tree in (was, now)]
+    has_cuts = is_known and all(type(number) is int for cut in cuts for number in cut)
+    is_same_rows = has_cuts and math.prod(cuts[0]) == math.prod(cuts[1])
+
     for name in names:
         if name == "seed" and a.document.get("seed") != b.document.get("seed"):
-            continue  # told as the seed
-        said = [str(sources[i].get(name, "")) if name in tree else ABSENT for i, tree in enumerate((was, now))]
-        weight, detail = _weight(name, said, names, is_other_code)
+            continue  # reported as the seed
+        set_by = [str(sources[i].get(name, "")) if name in tree else ABSENT for i, tree in enumerate((was, now))]
+        origins = {source.partition(": from ")[2] for source in set_by}
+        if len(origins) == 1 and (origin := origins.pop()) in names:
+            weight, detail = "follows", f"follows from {origin}"
+        elif set(set_by) == {ABSENT, "default"} and is_other_code:
+            weight, detail = "follows", "the key was added or removed with the code"
+        else:
+            changed = [source for source in set_by if source.startswith(CHANGED)]
+            weight, detail = "factor", ", ".join(dict.fromkeys(changed))
         if weight == "factor" and is_known:
-            if name in _CUT and same_rows is not None:
-                weight, detail = "note", f"another cut of the same {same_rows} rows a step: only dropout draws anew"
+            if name in _CUT and is_same_rows:
+                rows = math.prod(cuts[0])
+                weight, detail = "note", f"the same {rows} rows a step, split differently: only dropout draws differ"
             elif name == "eval_iters":
                 weight, detail = "metric", "evals see other rows"
             elif name.startswith(NO_LEARNING) and not (name == "eval_interval" and is_plateau):
                 weight = "note"
-        yield Difference("config", name, was.get(name), now.get(name), weight, detail, said[0], said[1])
-    yield from _changed_on_the_way(was, now, names, sources)
+        yield Difference("config", name, was.get(name), now.get(name), weight, detail, *set_by)
 
-
-def _rows_of_cut(was: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
-    """Rows of a step, where both runs have as many of them."""
-    cuts: list[list[Any]] = [[tree.get(name) for name in _CUT] for tree in (was, now)]
-    if not all(type(number) is int for cut in cuts for number in cut):
-        return None
-    rows = [math.prod(cut) for cut in cuts]
-    return rows[0] if rows[0] == rows[1] else None
-
-
-def _changed_on_the_way(
-    was: Mapping[str, Any], now: Mapping[str, Any], names: Collection[str], sources: Sequence[Mapping[str, str]]
-) -> Iterator[Difference]:
-    """Keys that end alike, and that a script set anew while it trained: the config holds the last value only."""
+    # Keys that end alike, and that a script set anew while it trained: the config holds the last value only.
     for name in (name for name in was if name in now and name not in names):
-        said = [str(of.get(name, "")) for of in sources]
-        if said[0] != said[1] and any(source.startswith(CHANGED) for source in said):
-            words = [f"{source} of the {which}" for source, which in zip(said, ("first", "second"))
-                     if source.startswith(CHANGED)]  # fmt: skip
-            detail = f"{', '.join(words)}: it was another value before"
-            yield Difference("config", name, was[name], now[name], "hidden", detail, said[0], said[1])
-
-
-def _weight(name: str, sources: Sequence[str], names: Collection[str], is_other_code: bool) -> tuple[str, str]:
-    """What a key that differs means, with a word on why, whoever trains."""
-    origins = {source.partition(": from ")[2] for source in sources}
-    if len(origins) == 1 and (origin := origins.pop()) in names:
-        return "follows", f"follows from {origin}"
-    if set(sources) == {ABSENT, "default"} and is_other_code:
-        return "follows", "a key that came or went with the code"
-    changed = [source for source in sources if source.startswith(CHANGED)]
-    return "factor", ", ".join(dict.fromkeys(changed))
-
-
-def _tree(run: Run) -> Mapping[str, Any]:
-    tree = run.config()
-    if not isinstance(tree, dict):
-        raise RunError(f"{run.path / 'config.yaml'} is damaged: it holds no keys.")
-    return tree
+        set_by = [str(one.get(name, "")) for one in sources]
+        changed = [f"{source} of the {which}" for source, which in zip(set_by, ("first", "second"))
+                   if source.startswith(CHANGED)]  # fmt: skip
+        if set_by[0] != set_by[1] and changed:
+            detail = f"{', '.join(changed)}: it was another value before"
+            yield Difference("config", name, was[name], now[name], "hidden", detail, *set_by)
 
 
 def _is_equal(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -134,58 +140,29 @@ def _is_equal(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> bool
 
 
 def _code(a: Run, b: Run, code: CodeDiff, same: list[str]) -> Iterator[Difference]:
+    def name_of(run: Run) -> str | None:
+        kept = part_of(run, "code")
+        return next((str(kept[key])[:12] for key in ("commit", "sha256") if kept.get(key)), None)
+
     if code.problem:
-        yield Difference("code", "code", _name(a), _name(b), "hidden", f"unknown: {code.problem}")
+        yield Difference("code", "code", name_of(a), name_of(b), "hidden", f"unknown: {code.problem}")
     elif not code.files:
-        same.append(f"code ({_name(a)})")
+        same.append(f"code ({name_of(a)})")
     for file in code.files:
-        yield Difference("code", file.path, file.removed, file.added, _weight_of_file(file), lines_of(file))
+        count = "binary" if file.added is None else f"+{file.added} -{file.removed}"
+        detail = {"A": f"new, {count}", "D": f"gone, {count}"}.get(file.status, count)
+        yield Difference("code", file.path, file.removed, file.added, _weight_of_file(file), detail)
     for one in code.resumed:
         is_harmless = not one.problem and all(_weight_of_file(file) == "note" for file in one.files)
         what = one.problem or ", ".join(file.path for file in one.files)
-        detail = f"{one.run_id} went on at step {one.step} with other code: {what}"
+        detail = f"{one.run_id} continued at step {one.step} with other code: {what}"
         yield Difference("code", f"resume of {one.run_id}", None, None, "note" if is_harmless else "hidden", detail)
 
 
-def lines_of(file: Changed) -> str:
-    """+3 -1, or what else there is to say of a file that differs."""
-    count = "binary" if file.added is None else f"+{file.added} -{file.removed}"
-    return {"A": f"new, {count}", "D": f"gone, {count}"}.get(file.status, count)
-
-
-def _weight_of_file(file: Changed) -> str:
+def _weight_of_file(file: ChangedFile) -> str:
     path = PurePosixPath(file.path)
     is_document = path.suffix.lower() in _DOCUMENTS or path.name in _DOCUMENT_NAMES
     return "note" if is_document else "hidden"
-
-
-def _name(run: Run) -> str | None:
-    code = part_of(run, "code")
-    return next((str(code[key])[:12] for key in ("commit", "sha256") if code.get(key)), None)
-
-
-def _seed(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
-    before, after = a.document.get("seed"), b.document.get("seed")
-    if before != after:
-        yield Difference("seed", "seed", before, after, "hidden")
-    elif before is None:
-        yield Difference("seed", "seed", None, None, "note", "neither run says its seed")
-    else:
-        same.append(f"seed ({before})")
-
-
-def _standing(a: Run, b: Run) -> list[str]:
-    """What to know of a run before its figures are read."""
-    notes = []
-    if a.path == b.path or (a.document.get("uid") and a.document.get("uid") == b.document.get("uid")):
-        notes.append(f"both are the same run, {a.id}")
-    for run in (a, b):
-        step, planned = run.step, part_of(run, "derived").get("num_steps")
-        if run.status != "finished":
-            notes.append(f"{run.id} is {run.status_text}, at step {'none' if step is None else step}")
-        if isinstance(planned, int | float) and run.status != "running" and (step is None or step < planned):
-            notes.append(f"{run.id} did {step or 0} of {planned:g} planned steps")
-    return notes
 
 
 class Strictness(NamedTuple):
@@ -206,48 +183,43 @@ def strictness(comparison: Comparison, allowed: Collection[str] = (), declared: 
     """
     weighty = comparison.of("factor", "hidden", "metric")
     meant = [d for d in weighty if declared is not None and declared in (d.part, d.name)]
-    forgiven = [d for d in weighty if d not in meant and (d.part in allowed or d.name in allowed)]
-    rest = [d for d in weighty if d not in meant and d not in forgiven]
-    factors = [*([_one(meant, str(declared))] if meant else []), *(d for d in rest if d.weight == "factor")]
+    accepted = [d for d in weighty if d not in meant and (d.part in allowed or d.name in allowed)]
+    rest = [d for d in weighty if d not in meant and d not in accepted]
+    factors = [d for d in rest if d.weight == "factor"]
     hidden = [d for d in rest if d.weight != "factor"]
-    factor = factors[0] if len(factors) == 1 else None
-    confounders = [*(factors if factor is None else []), *hidden]
     if declared is not None and not meant:
         words = f"not a strict A/B: {declared} was declared as the change, and does not differ"
-        return Strictness(False, None, [*factors, *hidden], forgiven, words)
-    is_strict = factor is not None and not hidden
-    return Strictness(is_strict, factor, confounders, forgiven, _words(factors, hidden, forgiven))
+        return Strictness(False, None, [*factors, *hidden], accepted, words)
+    if len(meant) == 1:
+        factors.insert(0, meant[0]._replace(weight="factor"))
+    elif meant:  # several differences of the part that was declared, as one
+        names = ", ".join(d.name for d in meant)
+        factors.insert(0, Difference(meant[0].part, str(declared), None, None, "factor", names))
 
-
-def _one(differences: Sequence[Difference], declared: str) -> Difference:
-    """Several differences of a part that was declared as the change, as one."""
-    if len(differences) == 1:
-        return differences[0]._replace(weight="factor")
-    names = ", ".join(d.name for d in differences)
-    return Difference(differences[0].part, declared, None, None, "factor", names)
-
-
-def _words(factors: Sequence[Difference], hidden: Sequence[Difference], forgiven: Sequence[Difference]) -> str:
-    besides = f" (allowed: {_listed(forgiven)})" if forgiven else ""
-    if len(factors) == 1 and not hidden:
-        return f"strict A/B: {change_of(factors[0])}{besides}"
+    factor = factors[0] if len(factors) == 1 else None
+    besides = f" (allowed: {_listed(accepted)})" if accepted else ""
+    if factor is not None and not hidden:
+        return Strictness(True, factor, [], accepted, f"strict A/B: {change_of(factor)}{besides}")
     if not factors and not hidden:
-        return f"not an A/B: nothing that matters differs{besides}"
-    if not factors and all(d.part == "seed" for d in hidden):
-        return f"not an A/B: a repeat with another seed{besides}"
-    counts = []
-    if len(factors) != 1:
-        counts.append("no factor" if not factors else f"{len(factors)} factors ({_listed(factors)})")
-    if hidden:
-        num = len({d.name if d.part != "code" else "code" for d in hidden})
-        counts.append(f"{num} confounder{'s' if num != 1 else ''} ({_listed(hidden)})")
-    beside = f" beside {change_of(factors[0])}" if len(factors) == 1 else ""
-    return f"not a strict A/B: {', '.join(counts)}{beside}{besides}"
+        words = f"not an A/B: nothing that matters differs{besides}"
+    elif not factors and all(d.part == "seed" for d in hidden):
+        words = f"not an A/B: a repeat with another seed{besides}"
+    else:
+        counts = []
+        if factor is None:
+            counts.append(f"{len(factors)} factors ({_listed(factors)})" if factors else "no factor")
+        if hidden:
+            num = len({d.name if d.part != "code" else "code" for d in hidden})
+            counts.append(f"{num} confounder{'s' if num != 1 else ''} ({_listed(hidden)})")
+        beside = f" beside {change_of(factor)}" if factor is not None else ""
+        words = f"not a strict A/B: {', '.join(counts)}{beside}{besides}"
+    confounders = hidden if factor is not None else [*factors, *hidden]
+    return Strictness(False, factor, confounders, accepted, words)
 
 
 def change_of(difference: Difference) -> str:
     """optimizer.grad_clip 1.0 -> 0.5; for code the files."""
-    if difference.part == "code" or (difference.before is None and difference.after is None):
+    if not difference.has_values:
         return f"{difference.name} ({difference.detail})" if difference.detail else difference.name
     before = "(absent)" if difference.source_before == ABSENT else difference.before
     after = "(absent)" if difference.source_after == ABSENT else difference.after
@@ -259,6 +231,6 @@ def _listed(differences: Sequence[Difference]) -> str:
     files = [d.name for d in differences if d.part == "code"]
     names = [d.name for d in differences if d.part != "code"]
     if files:
-        more = f" and {len(files) - _NUM_TOLD} more" if len(files) > _NUM_TOLD else ""
-        names.append("code" if files == ["code"] else f"code: {', '.join(files[:_NUM_TOLD])}{more}")
+        more = f" and {len(files) - _NUM_SHOWN} more" if len(files) > _NUM_SHOWN else ""
+        names.append("code" if files == ["code"] else f"code: {', '.join(files[:_NUM_SHOWN])}{more}")
     return ", ".join(names)

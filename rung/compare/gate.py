@@ -1,28 +1,27 @@
 """What must hold before any statistics: the metric means the same, one thing was changed, every run ended healthy.
 
 Every run of an arm must equal the first one but for the seed, and every pair of a seed must differ in exactly one
-declared factor. What stands in the way is listed in words, all of it.
-
-The surprising thing: a run that has not finished, or not done the steps it declared, is left out and named, and one
-that diverged is kept aside: that it broke is a result, but not a number.
+declared factor. All obstacles are listed. Unfinished runs are left out and named; runs that diverged are kept aside,
+because breaking is a result but not a number.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rung.compare.difference import part_of
-from rung.compare.endpoint import Course, course, endpoint, fell_short, own_tail, planned_targets
+from rung.compare.align import endpoint, metric_curve, own_tail
 from rung.compare.factors import Difference, change_of, compare, strictness
 from rung.compare.noise import differences_but_seed, seed_of, twins
+from rung.compare.reading import Curve, fell_short, part_of, planned_targets
 from rung.runs.query import Run
 
 _TWINS = "two seeds, and the same weights and the same loss at the first step: the seed decides nothing"
-_NUM_TOLD, _NUM_FILES = 2, 4
+_NUM_PAIRS, _NUM_FILES = 2, 4  # shown of each
 
 
 @dataclass
@@ -39,14 +38,8 @@ class Gate:
     reasons: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     diverged: dict[str, list[Run]] = field(default_factory=dict)
-    courses: dict[str, Course] = field(default_factory=dict)  # by path of the run
-    names: dict[str, str] = field(default_factory=dict)  # by path of the run: its id, or the path where two share one
-
-    def name(self, run: Run) -> str:
-        return self.names.get(str(run.path), run.id)
-
-    def course(self, run: Run) -> Course:
-        return self.courses[str(run.path)]
+    curves: dict[Run, Curve] = field(default_factory=dict)
+    names: dict[Run, str] = field(default_factory=dict)  # the id, or the path where two runs share one
 
     @property
     def seeds(self) -> list[Any]:
@@ -69,27 +62,27 @@ def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str]
     """INCOMPARABLE comes before CONFOUNDED: where figures mean two things, it does not matter what was changed."""
     gate = Gate([], [])
     ids = Counter(run.id for run in {str(run.path): run for run in (*a, *b)}.values())
-    gate.names = {str(run.path): run.id if ids[run.id] == 1 else str(run.path) for run in (*a, *b)}
+    gate.names = {run: run.id if ids[run.id] == 1 else str(run.path) for run in (*a, *b)}
     for name, runs, kept in (("A", a, gate.a), ("B", b, gate.b)):
         for run in {identity(run): run for run in runs}.values():
             if run.status == "diverged":
                 gate.diverged.setdefault(name, []).append(run)
             elif run.status != "finished":
-                gate.left_out.append(f"{gate.name(run)} is not judged: {run.status_text}, at step {run.step}")
+                gate.left_out.append(f"{gate.names[run]} is not judged: {run.status_text}, at step {run.step}")
             elif (did := fell_short(run)) and "budget" not in allowed:
-                gate.left_out.append(f"{gate.name(run)} is not judged: it did {did}")
+                gate.left_out.append(f"{gate.names[run]} is not judged: it did {did}")
             else:
                 kept.append(run)
-    gate.courses = {str(run.path): course(run, metric) for run in (*gate.a, *gate.b)}
+    gate.curves = {run: metric_curve(run, metric) for run in (*gate.a, *gate.b)}
     for name, kept in (("A", gate.a), ("B", gate.b)):
-        for run in [run for run in kept if not all(map(math.isfinite, own_tail(gate.course(run))))]:
+        for run in [run for run in kept if not all(map(math.isfinite, own_tail(gate.curves[run])))]:
             kept.remove(run)
             gate.diverged.setdefault(name, []).append(run)
     _compare(gate, metric, allowed, declared)
     if gate.word:
         return gate
     if "sick" not in allowed:
-        found = [words for run in (*gate.a, *gate.b) for words in sickness(run)]
+        found = [text for run in (*gate.a, *gate.b) for text in sickness(run)]
         gate.confounders += found
         gate.blame += ["sick"] if found else []
     if gate.confounders:
@@ -98,10 +91,9 @@ def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str]
         gate.word = "UNDECIDED"
         gate.reasons.append("no finished run in one of the arms")
     for run in (*gate.a, *gate.b):
-        num = sum(not math.isfinite(value) for value in gate.course(run).values)
-        gate.reasons += (
-            [f"{gate.name(run)} has {num} {metric} before its last fifth that are not finite"] if num else []
-        )
+        num = sum(not math.isfinite(value) for value in gate.curves[run].values)
+        if num:
+            gate.reasons.append(f"{gate.names[run]} has {num} {metric} before its last fifth that are not finite")
     return gate
 
 
@@ -113,25 +105,27 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
     blame: dict[str, None] = {}
 
     def note(one: Run, two: Run, differences: Sequence[Difference]) -> None:
+        names = f"{gate.names[one]} and {gate.names[two]}"
         for difference in _code_as_one(differences):
-            if difference.part == "metric" and not concerns(difference, metric):
+            if difference.part == "metric" and not _concerns(difference, metric):
                 continue
             if difference.name in ("initial weights", "batches") and seed_of(one) is None:
                 continue  # without seeds nothing is paired, and other weights are what repetitions have
-            if difference.weight != "metric":
+            if difference.weight == "metric":
+                incomparable[f"{metric} means something else: {_text(difference)} ({names})"] = None
+            else:
                 blame[difference.name if difference.part == "config" else difference.part] = None
                 values = (str(difference.before), str(difference.after)) if difference.part != "pairing" else ()
                 which = (difference.part, difference.name, *values)
-                found.setdefault(which, (_words(difference), []))[1].append(f"{gate.name(one)} and {gate.name(two)}")
-            else:
-                where = f"({gate.name(one)} and {gate.name(two)})"
-                incomparable[f"{metric} means something else: {_words(difference)} {where}"] = None
+                found.setdefault(which, (_text(difference), []))[1].append(names)
 
-    for one, two in _partners(arms):
+    # Runs of one seed across the arms; where no seed is common, the first of each.
+    pairs = [(x, y) for x in arms[0] for y in arms[1] if seed_of(x) is not None and seed_of(x) == seed_of(y)]
+    for one, two in pairs or ([(arms[0][0], arms[1][0])] if all(arms) else []):
         strict = strictness(compare(one, two), (*allowed, "seed"), declared)
         follows = [d for d in strict.confounders if declared == "code" and d.part == "pairing"]
         note(one, two, [d for d in strict.confounders if d not in follows and not _is_same_budget(one, two, d)])
-        gate.reasons += [f"follows from the code: {_words(d)}" for d in follows]
+        gate.reasons += [f"follows from the code: {_text(d)}" for d in follows]
         if strict.factor and strict.factor.name == "recipe" and declared != "recipe":
             detail = "data, model and loss at once; --declare recipe if that is the change"
             note(one, two, [strict.factor._replace(detail=detail)])
@@ -142,28 +136,26 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
         if "pairing" not in allowed:
             for one, two in twins(arm):
                 note(one, two, [Difference("pairing", "seed", None, None, "hidden", _TWINS)])
+
     gate.reasons = list(dict.fromkeys(gate.reasons))
     incomparable |= dict.fromkeys(_unshared(gate, metric))
     gate.factor = "; ".join(dict.fromkeys(factors)) or ("none" if all(arms) and not found else "")
     gate.is_aa = gate.factor == "none"
-    gate.confounders, gate.blame = [_told(words, where) for words, where in found.values()], list(blame)
+    gate.blame = list(blame)
+    for text, names in found.values():
+        more = f" and {len(names) - _NUM_PAIRS} more pairs" if len(names) > _NUM_PAIRS else ""
+        gate.confounders.append(f"{text} [{', '.join(names[:_NUM_PAIRS])}{more}]")
     if incomparable:
         gate.word, gate.reasons = "INCOMPARABLE", [*incomparable, *gate.reasons]
 
 
-def _partners(arms: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, Run]]:
-    """Runs of one seed across the arms; where no seed is common, the first of each."""
-    pairs = [(x, y) for x in arms[0] for y in arms[1] if seed_of(x) is not None and seed_of(x) == seed_of(y)]
-    yield from pairs or ([(arms[0][0], arms[1][0])] if all(arms) else [])
-
-
-def concerns(difference: Difference, metric: str) -> bool:
+def _concerns(difference: Difference, metric: str) -> bool:
     """Whether what a metric counts touches this one: another definition of another eval set does not."""
     chosen, slash, _ = metric.partition("/")
     for prefix in ("eval/", "targets of "):
         if difference.name.startswith(prefix):
             return bool(slash) and difference.name.removeprefix(prefix).partition("/")[0] == chosen
-    return difference.part != "metric" or difference.name in (metric, metric.rpartition("/")[2])
+    return difference.name in (metric, metric.rpartition("/")[2])
 
 
 def _is_same_budget(a: Run, b: Run, difference: Difference) -> bool:
@@ -181,21 +173,21 @@ def _is_same_budget(a: Run, b: Run, difference: Difference) -> bool:
 
 
 def _unshared(gate: Gate, metric: str) -> Iterator[str]:
+    """Why the figures of runs cannot be put side by side."""
     for run in (*gate.a, *gate.b):
-        found = gate.course(run)
-        if not found.steps:
-            yield f"{gate.name(run)} has no {metric}"
-        elif not own_tail(found):
-            ended = f"the last one is at step {found.steps[-1]:g} of {run.step}"
-            yield f"{gate.name(run)} has no {metric} in the last fifth of its training: {ended}"
-    for seed in gate.seeds:
-        for one in gate.of_seed(seed)[0]:
-            for two in gate.of_seed(seed)[1]:
-                end, names = endpoint(gate.course(one), gate.course(two)), f"{gate.name(one)} and {gate.name(two)}"
-                if all(own_tail(gate.course(run)) for run in (one, two)) and end is None:
-                    yield f"{names} have no {metric} at the same step in the last fifth of training"
-                elif end is not None and not math.isfinite(end.difference):
-                    yield f"{names} cannot be brought to equal targets: a {metric} beside the last fifth is not finite"
+        curve = gate.curves[run]
+        if not curve.steps:
+            yield f"{gate.names[run]} has no {metric}"
+        elif not own_tail(curve):
+            ended = f"the last one is at step {curve.steps[-1]:g} of {run.step}"
+            yield f"{gate.names[run]} has no {metric} in the last fifth of its training: {ended}"
+    for one, two in (pair for seed in gate.seeds for pair in itertools.product(*gate.of_seed(seed))):
+        curves, names = [gate.curves[one], gate.curves[two]], f"{gate.names[one]} and {gate.names[two]}"
+        end = endpoint(*curves)
+        if end is None and all(map(own_tail, curves)):
+            yield f"{names} have no {metric} at the same step in the last fifth of training"
+        elif end is not None and not math.isfinite(end.difference):
+            yield f"{names} cannot be aligned at equal targets: a {metric} beside the last fifth is not finite"
 
 
 def sickness(run: Run) -> list[str]:
@@ -203,7 +195,7 @@ def sickness(run: Run) -> list[str]:
     from rung.doctor.diagnose import diagnose
     from rung.doctor.history import read
 
-    found = [f for f in diagnose(read(run), failed={}) if f.severity in ("sick", "fatal")]
+    found = [f for f in diagnose(read(run), raises=False) if f.severity in ("sick", "fatal")]
     return [f"{run.id} is {f.severity}: {f.rule} {f.what} (`--allow sick` judges it all the same)" for f in found]
 
 
@@ -213,19 +205,14 @@ def _code_as_one(differences: Sequence[Difference]) -> list[Difference]:
     if len(files) < 2:
         return list(differences)
     more = f" and {len(files) - _NUM_FILES} more" if len(files) > _NUM_FILES else ""
-    named = ", ".join(f"{d.name} {d.detail}".strip() for d in files[:_NUM_FILES]) + more
-    one = Difference("code", f"{len(files)} files", None, None, files[0].weight, named)
+    detail = ", ".join(f"{d.name} {d.detail}".strip() for d in files[:_NUM_FILES]) + more
+    one = Difference("code", f"{len(files)} files", None, None, files[0].weight, detail)
     return [one, *(d for d in differences if d.part != "code")]
 
 
-def _words(difference: Difference) -> str:
+def _text(difference: Difference) -> str:
     if difference.part == "pairing":  # before and after are checksums, which tell nobody anything
         return f"{difference.part}: {difference.name} ({difference.detail})"
-    words = f"{difference.part}: {change_of(difference)}"
-    is_told = difference.part == "code" or not difference.detail or difference.detail in words
-    return words if is_told else f"{words} ({difference.detail})"
-
-
-def _told(words: str, where: Sequence[str]) -> str:
-    more = f" and {len(where) - _NUM_TOLD} more pairs" if len(where) > _NUM_TOLD else ""
-    return f"{words} [{', '.join(where[:_NUM_TOLD])}{more}]"
+    text = f"{difference.part}: {change_of(difference)}"
+    is_complete = difference.part == "code" or not difference.detail or difference.detail in text
+    return text if is_complete else f"{text} ({difference.detail})"

@@ -1,10 +1,8 @@
 """The verdict on two arms of runs: BETTER, WORSE, EQUIVALENT, UNDECIDED, CONFOUNDED or INCOMPARABLE.
 
 First the gate: does the metric mean the same, was it exactly one change, did every run end healthy? Only then the
-statistics (decide), on one number per seed (endpoint). The record alone is read; nothing is trained or written.
-
-The surprising thing: a verdict is refused more easily than it is given. One forgotten edit in a file that nobody
-imports is enough for CONFOUNDED, and `allowed` names what a person takes the blame for.
+statistics (decide), on one number per seed (endpoint). It reads records only; nothing is trained or written. One
+forgotten edit, even in a file that nobody imports, gives CONFOUNDED; `allowed` names the differences to accept.
 """
 
 from __future__ import annotations
@@ -12,27 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from shlex import quote
 from statistics import fmean
 from typing import Any
 
-from rung.compare.align import curve_of, is_lower_better, main_metric
+from rung.compare.align import endpoint, own_endpoint, reached
 from rung.compare.decide import (
     BCA_FROM,
     LOOKS,
     UNPLANNED,
+    AlphaSpending,
     Decision,
-    Looks,
     bca_interval,
     correlation,
     decide,
     decide_by_floor,
     decide_unpaired,
 )
-from rung.compare.difference import is_of_engine
-from rung.compare.endpoint import endpoint, own_endpoint, reached
 from rung.compare.gate import Gate, identity, look
 from rung.compare.noise import Floor, floor_for, seed_of
+from rung.compare.reading import curve_of, is_lower_better, is_of_engine, main_metric
 from rung.errors import RunError
 from rung.runs.files import to_json
 from rung.runs.query import Run, ref
@@ -64,7 +62,7 @@ class Side:
 
 @dataclass
 class Judgement:
-    """`effect` is B - A; without an interval low and high are NaN. `words()` is the sentence for people."""
+    """`effect` is B - A; without an interval low and high are NaN. `summary_line()` is the sentence for people."""
 
     word: str
     metric: str = ""
@@ -97,37 +95,35 @@ class Judgement:
     reasons: list[str] = field(default_factory=list)
     what_next: str = ""  # empty where the matter is decided
 
-    def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "words": self.words()}
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "words": self.summary_line()}
 
-    def words(self) -> str:
+    def summary_line(self) -> str:
         """The verdict in one line."""
+        provisional = " (provisional)" if self.is_provisional else ""
         if not math.isfinite(self.effect):
-            told = (self.confounders if self.word == "CONFOUNDED" else self.reasons) or ["no figure"]
-            more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-            return f"{self.word}{' (provisional)' if self.is_provisional else ''}: {told[0]}{more}"
+            reasons = (self.confounders if self.word == "CONFOUNDED" else self.reasons) or ["no figure"]
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            return f"{self.word}{provisional}: {reasons[0]}{more}"
         unit = " nats" if self.metric.rpartition("/")[2] == "loss" else ""
         span = f" [{_signed(self.low)}, {_signed(self.high)}]" if math.isfinite(self.low) else ""
         plural = "s" if self.num_pairs != 1 else ""
-        how = [f"{self.num_pairs} pair{plural}" if self.is_paired else f"{self.num_pairs} run{plural} an arm"]
-        if math.isfinite(self.correlation):
-            how.append(f"corr {self.correlation:.2f}")
-        words = f"B\N{MINUS SIGN}A = {_signed(self.effect)}{unit}{span} ({', '.join(how)}): {self.word}"
-        words += f" at δ={self.delta:.2g}" if self.word in ("EQUIVALENT", "UNDECIDED") else ""
-        words += " (provisional)" if self.is_provisional else ""
-        return "; ".join([words, *self._would_do()])
-
-    def _would_do(self) -> list[str]:
+        how = f"{self.num_pairs} pair{plural}" if self.is_paired else f"{self.num_pairs} run{plural} an arm"
+        how += f", corr {self.correlation:.2f}" if math.isfinite(self.correlation) else ""
+        line = f"B\N{MINUS SIGN}A = {_signed(self.effect)}{unit}{span} ({how}): {self.word}"
+        line += f" at δ={self.delta:.2g}" if self.word in ("EQUIVALENT", "UNDECIDED") else ""
+        line += provisional
         if self.word != "UNDECIDED":
-            return []
-        out = []
+            return line
+
+        would_decide = []
         if self.more_pairs is not None:
             cost = f", about {duration(self.more_s)}" if self.more_s else ""
-            out.append(f"~{self.more_pairs} more pair{'s' if self.more_pairs != 1 else ''}{cost}")
+            would_decide.append(f"~{self.more_pairs} more pair{'s' if self.more_pairs != 1 else ''}{cost}")
         wide = max(abs(self.low), abs(self.high))
         if math.isfinite(wide) and self.num_pairs >= LOOKS[0]:
-            out.append(f"{'or ' if out else ''}EQUIVALENT at δ={_up(wide)}")
-        return [", ".join(out)] if out else []
+            would_decide.append(f"{'or ' if would_decide else ''}EQUIVALENT at δ={_rounded_up(wide)}")
+        return "; ".join(filter(None, [line, ", ".join(would_decide)]))
 
 
 def judge(
@@ -137,7 +133,7 @@ def judge(
     delta: float | None = None,
     allowed: Sequence[str] = (),
     declared: str | None = None,
-    looks: Looks = UNPLANNED,
+    spending: AlphaSpending = UNPLANNED,
     better: str | None = None,
 ) -> Judgement:
     """The verdict on arm B against arm A. `allowed` are parts, names, or "sick"; `declared` may be "code".
@@ -145,43 +141,38 @@ def judge(
     `better` ("lower", "higher") says what the definition of the metric leaves open.
     """
     if not a or not b:
-        raise RunError("a judgement needs runs in both arms; name them as `rung ab --judge A... -- B...`.")
+        message = "a judgement needs runs in both arms; name them as `rung ab --judge A... -- B...`."
+        raise RunError(message, code="too-few")
     both = {identity(run) for run in a}
     for run in b:
         if identity(run) in both:
-            raise RunError(f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself.")
+            message = f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself."
+            raise RunError(message, code="options-conflict")
     metric = (metric or main_metric(a[0])).removeprefix("eval/")
     gate = look(a, b, metric, allowed, declared)
-    out = Judgement("", metric, gate.factor, is_aa=gate.is_aa, is_lower_better=_direction(a[0], metric, better))
+    out = Judgement("", metric, gate.factor, is_aa=gate.is_aa)
+    out.is_lower_better = is_lower_better(a[0], metric) if better is None else better == "lower"
+    if out.is_lower_better is None and metric.endswith("loss"):
+        out.is_lower_better = True
     out.left_out, out.confounders, out.reasons = gate.left_out, gate.confounders, list(gate.reasons)
     if gate.word:
         out.word = gate.word
     elif gate.diverged:
-        _diverged(out, gate)
+        _judge_diverged(out, gate)
     else:
-        _measure(out, gate)
-        out.delta = _delta(delta, gate)
-        _put(out, _decide(out, gate, looks), gate)
-        _refuse(out)
+        _judge_finished(out, gate, delta, spending)
     out.what_next = _what_next(out, gate, (a[0], b[0]))
     return out
 
 
-def _direction(run: Run, metric: str, better: str | None) -> bool | None:
-    said = is_lower_better(run, metric) if better is None else better == "lower"
-    return True if said is None and metric.endswith("loss") else said
+def planned_seeds(runs: Sequence[Run]) -> int | None:
+    """The number of seeds that was fixed before the first look: all runs declare one, and the first run's counts.
 
-
-def _refuse(out: Judgement) -> None:
-    """An interval on one side of 0 is no BETTER where nothing was changed, or where nobody knows which side is good."""
-    if out.word not in ("BETTER", "WORSE"):
-        return
-    if out.is_aa:
-        out.word, out.is_provisional = "UNDECIDED", False
-        out.reasons.append("the interval excludes 0 all the same: chance, or something that no record knows of")
-    elif out.is_lower_better is None:
-        out.word, out.is_provisional = "UNDECIDED", False
-        out.reasons.append(f"the interval excludes 0, but no run says whether a higher {out.metric} is better")
+    Who declares more after a look has not planned them: the first number stays, and what follows is a later look.
+    """
+    ordered = sorted(runs, key=lambda run: str(run.document.get("created")))
+    found = [run.document.get("planned_seeds") for run in ordered]
+    return found[0] if found and all(isinstance(num, int) for num in found) else None
 
 
 def _what_next(out: Judgement, gate: Gate, first: tuple[Run, Run]) -> str:
@@ -191,7 +182,7 @@ def _what_next(out: Judgement, gate: Gate, first: tuple[Run, Run]) -> str:
         return "name another --metric, or train both arms again with the same evals"
     if out.word == "CONFOUNDED":
         allow = " ".join(f"--allow {quote(name)}" for name in gate.blame)
-        return f"see `{diff}`; train again with one change, or take the blame for all but that one: {allow}"
+        return f"see `{diff}`; train again with one change, or accept all but that one: {allow}"
     if out.word != "UNDECIDED":
         return ""
     if out.is_aa:
@@ -199,59 +190,92 @@ def _what_next(out: Judgement, gate: Gate, first: tuple[Run, Run]) -> str:
     if out.is_lower_better is None and (out.low > 0 or out.high < 0):
         return "say which it is with --better higher or --better lower"
     if not math.isfinite(out.effect):
-        return "train more seeds of both arms, or go on with those that have not finished (`rung resume`)"
+        return "train more seeds of both arms, or resume those that have not finished (`rung resume`)"
     if out.sd == 0:
         return "train with seeds that change the weights or the order of rows"
     if out.more_pairs is not None:
-        return (
-            f"train {out.more_pairs} more seed{'s' if out.more_pairs != 1 else ''} of both arms and judge all together"
-        )
+        plural = "s" if out.more_pairs != 1 else ""
+        return f"train {out.more_pairs} more seed{plural} of both arms and judge all together"
     return "no number of pairs below 1000 would decide it: give a larger --delta, or leave it at that"
 
 
-def _measure(out: Judgement, gate: Gate) -> None:
-    """Fills in the pairs, one per seed that both arms have."""
+def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: AlphaSpending) -> None:
+    """The figures of runs that all have an endpoint, and the word that they allow."""
     for seed in gate.seeds:
         runs_a, runs_b = gate.of_seed(seed)
-        ends = [endpoint(gate.course(x), gate.course(y)) for x in runs_a for y in runs_b]
+        ends = [endpoint(gate.curves[x], gate.curves[y]) for x in runs_a for y in runs_b]
         found = [end for end in ends if end is not None]  # the gate has seen to it that there is one
         value_a, value_b, difference = (fmean(end[i] for end in found) for i in (1, 2, 0))
-        names = [gate.name(r) for r in runs_a], [gate.name(r) for r in runs_b]
+        names = [gate.names[r] for r in runs_a], [gate.names[r] for r in runs_b]
         out.pairs.append(Pair(seed, *names, value_a, value_b, difference, min(end.num_evals for end in found)))
     lone = [run for run in (*gate.a, *gate.b) if out.pairs and seed_of(run) not in gate.seeds]
-    out.left_out += [f"{gate.name(run)} has no partner of seed {seed_of(run)}" for run in lone]
+    out.left_out += [f"{gate.names[run]} has no partner of seed {seed_of(run)}" for run in lone]
+
+    values = [_by_seed(gate, arm) for arm in (gate.a, gate.b)]
+    level = fmean(values[0])
+    out.delta = delta if delta is not None else DELTA_SHARE * abs(level)
+    decision = _decide(out, gate, values, spending)
+    for name in ("word", "effect", "low", "high", "sd", "p", "level", "method", "more_pairs"):
+        setattr(out, name, getattr(decision, name))
+    out.is_paired = bool(out.pairs)
+    out.num_pairs = len(out.pairs) or min(map(len, values))
+    out.reasons += decision.reasons
+    out.is_provisional = out.floor is not None and decision.word in ("BETTER", "WORSE")
+    out.percent = 100 * out.effect / abs(level) if level else math.nan
+
+    is_lower = out.is_lower_better is not False
+    out.a, out.b = (_side(arm, gate, is_lower) for arm in (gate.a, gate.b))
+    if out.is_lower_better is None:
+        out.a.best = out.b.best = math.nan
+    else:
+        out.targets_saved = _saved(gate, (out.effect < 0) == is_lower, is_lower)
+    errors = curve_of(gate.b[0], f"{out.metric}_se").values  # of an eval, over the rows it saw
+    if out.word in ("BETTER", "WORSE") and errors and abs(out.effect) < errors[-1] < math.inf:
+        out.reasons.append(f"it holds for these rows: over its rows, one eval has a standard error of {errors[-1]:.2g}")
+    if out.more_pairs:
+        seconds = [[s for run in arm if (s := elapsed_s(run)) is not None] for arm in (gate.a, gate.b)]
+        out.more_s = out.more_pairs * sum(map(fmean, seconds)) if all(seconds) else None
+
+    # An interval on one side of 0 is no BETTER where nothing was changed, or where nobody knows which side is good.
+    is_refused = out.word in ("BETTER", "WORSE") and (out.is_aa or out.is_lower_better is None)
+    if is_refused:
+        out.word, out.is_provisional = "UNDECIDED", False
+    if out.is_aa:
+        out.reasons.append("an A/A test: nothing differs, so what is seen here is noise")
+    if is_refused and out.is_aa:
+        out.reasons.append("the interval excludes 0 nevertheless: chance, or something that no record holds")
+    elif is_refused:
+        out.reasons.append(f"the interval excludes 0, but no run says whether a higher {out.metric} is better")
 
 
-def _decide(out: Judgement, gate: Gate, looks: Looks) -> Decision:
+def _decide(out: Judgement, gate: Gate, values: Sequence[list[float]], spending: AlphaSpending) -> Decision:
+    """By pairs where there are three or more; else by arms without common seeds, or against the noise floor."""
+    is_lower = out.is_lower_better is not False
     differences = [pair.difference for pair in out.pairs]
     if len(differences) >= LOOKS[0]:
         out.correlation = correlation([p.value_a for p in out.pairs], [p.value_b for p in out.pairs])
-        found = decide(differences, out.delta, looks, out.is_lower_better is not False)
+        found = decide(differences, out.delta, spending, is_lower)
         out.bca = bca_interval(differences, found.level) if len(differences) >= BCA_FROM else None
         return found
     if not differences:
-        values = [_by_seed(gate, arm) for arm in (gate.a, gate.b)]
         if min(map(len, values)) >= LOOKS[0]:
             out.reasons.append("no seed is in both arms: Welch's interval, wider than that of pairs")
-            return decide_unpaired(values[0], values[1], out.delta, looks, out.is_lower_better is not False)
+            return decide_unpaired(values[0], values[1], out.delta, spending, is_lower)
         out.reasons.append("no seed is in both arms, so nothing is paired")
         differences = [fmean(values[1]) - fmean(values[0])]
         if any(seed_of(run) is None for run in (*gate.a, *gate.b)) and min(len(gate.a), len(gate.b)) >= LOOKS[0]:
             out.reasons.append("runs that name no seed and begin with the same weights count as one")
-    return _against_floor(out, gate, differences, looks)
 
-
-def _against_floor(out: Judgement, gate: Gate, differences: Sequence[float], looks: Looks) -> Decision:
-    out.floor = floor_for(gate.a[0], out.metric)
+    control = gate.a[0]
+    out.floor = floor_for(control, out.metric)
     if out.floor is not None and out.floor.sd > 0:
-        is_lower = out.is_lower_better is not False
-        return decide_by_floor(differences, out.floor.sd, out.floor.df, out.delta, looks, is_lower)
-    is_ours = is_of_engine(gate.a[0])
-    how = f"`rung ab {ref(gate.a[0].path, gate.a[0].id)} --aa` makes one" if is_ours else "three seeds of A make one"
-    out.reasons.append(f"no noise floor to judge {len(differences)} of three pairs by: {how}")
-    nothing, num = math.nan, len(differences)
-    effect, more = fmean(differences), LOOKS[0] - len(differences)
-    return Decision("UNDECIDED", effect, nothing, nothing, nothing, num, nothing, more_pairs=more)
+        return decide_by_floor(differences, out.floor.sd, out.floor.df, out.delta, spending, is_lower)
+    how = "three seeds of A make one"
+    if is_of_engine(control):
+        how = f"`rung ab {ref(control.path, control.id)} --aa` makes one"
+    num, nan = len(differences), math.nan
+    out.reasons.append(f"no noise floor to judge {num} of three pairs by: {how}")
+    return Decision("UNDECIDED", fmean(differences), nan, nan, nan, num, nan, more_pairs=LOOKS[0] - num)
 
 
 def _by_seed(gate: Gate, arm: Sequence[Run]) -> list[float]:
@@ -260,45 +284,13 @@ def _by_seed(gate: Gate, arm: Sequence[Run]) -> list[float]:
     for run in arm:
         seed, weights = seed_of(run), run.initial_weights()
         unknown = to_json(weights) if weights else run.path
-        found.setdefault(unknown if seed is None else seed, []).append(own_endpoint(gate.course(run)))
+        found.setdefault(unknown if seed is None else seed, []).append(own_endpoint(gate.curves[run]))
     return [fmean(group) for group in found.values()]
-
-
-def _put(out: Judgement, decision: Decision, gate: Gate) -> None:
-    for name in ("effect", "low", "high", "sd", "p", "level", "method", "num_pairs", "more_pairs"):
-        setattr(out, name, getattr(decision, name))
-    out.word = decision.word
-    out.is_paired = bool(out.pairs)
-    out.num_pairs = len(out.pairs) or min(len(_by_seed(gate, arm)) for arm in (gate.a, gate.b))
-    out.reasons += decision.reasons
-    out.is_provisional = out.floor is not None and decision.word in ("BETTER", "WORSE")
-    level = fmean(_by_seed(gate, gate.a))
-    out.percent = 100 * out.effect / abs(level) if level else math.nan
-    is_lower = out.is_lower_better is not False
-    out.a, out.b = (_side(arm, gate, is_lower) for arm in (gate.a, gate.b))
-    if out.is_lower_better is None:
-        out.a.best = out.b.best = math.nan
-    else:
-        out.targets_saved = _saved(gate, (out.effect < 0) == is_lower, is_lower)
-    error = _eval_error(gate.b[0], out.metric)
-    if out.word in ("BETTER", "WORSE") and error > abs(out.effect):
-        out.reasons.append(f"it holds for these rows: over its rows, one eval has a standard error of {error:.2g}")
-    if out.more_pairs:
-        seconds = [s for s in (_mean_s(gate.a), _mean_s(gate.b)) if s is not None]
-        out.more_s = out.more_pairs * sum(seconds) if len(seconds) == 2 else None
-    if out.is_aa:
-        out.reasons.append("an A/A test: nothing differs, so what is seen here is noise")
-
-
-def _eval_error(run: Run, metric: str) -> float:
-    """The standard error of a run's last eval over the rows it saw; 0 where it is not known."""
-    known = curve_of(run, f"{metric}_se").values
-    return known[-1] if known and math.isfinite(known[-1]) else 0.0
 
 
 def _side(arm: Sequence[Run], gate: Gate, is_lower: bool) -> Side:
     pick = min if is_lower else max
-    values = [gate.course(run).values for run in arm]
+    values = [gate.curves[run].values for run in arm]
     bests = [pick(finite) for one in values if (finite := [v for v in one if math.isfinite(v)])]
     return Side(fmean(one[-1] for one in values), fmean(bests)) if bests else Side()
 
@@ -307,7 +299,7 @@ def _saved(gate: Gate, is_ahead: bool, is_lower: bool) -> float:
     """How much earlier B comes to where A ends, as a share of the training; where B ends worse, the other way round."""
     shares = []
     for seed in gate.seeds:
-        a, b = (gate.course(runs[0]) for runs in gate.of_seed(seed))
+        a, b = (gate.curves[runs[0]] for runs in gate.of_seed(seed))
         level = own_endpoint(a if is_ahead else b)
         at_a, at_b = (reached(one, level, is_lower) for one in (a, b))
         if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None) and a.x[-1]:
@@ -315,34 +307,27 @@ def _saved(gate: Gate, is_ahead: bool, is_lower: bool) -> float:
     return fmean(shares) if shares else math.nan
 
 
-def _diverged(out: Judgement, gate: Gate) -> None:
+def _judge_diverged(out: Judgement, gate: Gate) -> None:
     """A run that broke has no endpoint. A word takes most of an arm broken and none of the other; two equal arms, of
     which each run breaks with some chance, look like one broken and none in up to half of all cases."""
     finished = {"A": len(gate.a), "B": len(gate.b)}
     out.word = "UNDECIDED"
     for side, runs in gate.diverged.items():
-        out.reasons.append(f"{', '.join(gate.name(run) for run in runs)} of arm {side} diverged")
-    if len(gate.diverged) == 1:
-        side = next(iter(gate.diverged))
-        other = "B" if side == "A" else "A"
-        num_broken, num_whole = len(gate.diverged[side]), finished[side]
-        if finished[other] and num_broken > num_whole:
-            out.word = "WORSE" if side == "B" else "BETTER"
-            # All of three against none of three: in equal arms at most 2 (1/2)^6 = 3 %, whatever the chance to break.
-            out.is_provisional = min(num_broken, finished[other]) < LOOKS[0] or num_whole > 0
-            num = finished[other]
-            out.reasons.append(f"{num} of arm {other} finished, none diverged; no interval, for a NaN is no number")
-        else:
-            out.reasons.append(f"{num_whole} of arm {side} and {finished[other]} of arm {other} did not")
-
-
-def _delta(delta: float | None, gate: Gate) -> float:
-    return delta if delta is not None else DELTA_SHARE * abs(fmean(_by_seed(gate, gate.a)))
-
-
-def _mean_s(arm: Sequence[Run]) -> float | None:
-    found = [s for run in arm if (s := elapsed_s(run)) is not None]
-    return fmean(found) if found else None
+        out.reasons.append(f"{', '.join(gate.names[run] for run in runs)} of arm {side} diverged")
+    if len(gate.diverged) > 1:
+        return
+    side = next(iter(gate.diverged))
+    other = "B" if side == "A" else "A"
+    num_broken, num_whole, num_other = len(gate.diverged[side]), finished[side], finished[other]
+    if num_other and num_broken > num_whole:
+        out.word = "WORSE" if side == "B" else "BETTER"
+        # All of three against none of three: in equal arms at most 2 (1/2)^6 = 3 %, whatever the chance to break.
+        out.is_provisional = min(num_broken, num_other) < LOOKS[0] or num_whole > 0
+        out.reasons.append(
+            f"{num_other} of arm {other} finished, none diverged; no interval, since NaN is not a number"
+        )
+    else:
+        out.reasons.append(f"{num_whole} of arm {side} and {num_other} of arm {other} did not")
 
 
 def elapsed_s(run: Run) -> float | None:
@@ -350,8 +335,6 @@ def elapsed_s(run: Run) -> float | None:
     seconds = (run.document.get("totals") or {}).get("elapsed_s")
     if isinstance(seconds, int | float) and math.isfinite(seconds):
         return float(seconds)
-    from datetime import datetime
-
     try:
         ends = [datetime.fromisoformat(str(run.document.get(name))) for name in ("created", "ended")]
     except ValueError:
@@ -360,14 +343,12 @@ def elapsed_s(run: Run) -> float | None:
 
 
 def _signed(value: float) -> str:
-    return (
-        f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
-        if abs(value) >= 5e-5 or value == 0
-        else f"{value:+.1e}".replace("-", "\N{MINUS SIGN}", 1)
-    )
+    is_plain = abs(value) >= 5e-5 or value == 0
+    text = f"{value:+.4f}" if is_plain else f"{value:+.1e}"
+    return text.replace("-", "\N{MINUS SIGN}", 1)
 
 
-def _up(value: float) -> str:
-    """Rounded up to two digits: at this delta the word would really be EQUIVALENT."""
+def _rounded_up(value: float) -> str:
+    """To two digits: at this delta the word would really be EQUIVALENT."""
     place = 10 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
     return f"{math.ceil(value / place * (1 + 1e-9)) * place:.2g}" if value > 0 else "0"

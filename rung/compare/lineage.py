@@ -1,10 +1,8 @@
 """Which run came from which, what each changed, and which of those changes still hold.
 
-A parent is looked for by its id in the runs folder of its child. One that is gone, damaged, younger than its child or
-part of a circle is told in words and ends the chain; nothing here is fatal. What differs is left to factors.
-
-The surprising thing: a change of code holds for as long as the file differs from what it was before, so an edit that
-was taken back by hand is struck through although nobody said so.
+A parent is looked up by its uid in the runs folder of its child (an older run.json has only its id). One that is gone,
+damaged, another run of the same name or part of a cycle is reported and ends the chain; nothing here is fatal. An edit
+of a file that was undone by hand counts as undone.
 """
 
 from __future__ import annotations
@@ -19,20 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rung.compare.blocks import Span, code, joined
 from rung.compare.code import CodeDiff, diff
 from rung.compare.difference import ABSENT, Comparison, Difference
-from rung.compare.reading import UNREADABLE
+from rung.compare.reading import UNREADABLE, number_of
 from rung.errors import RunError
-from rung.runs.files import name_of, named, plain
-from rung.runs.query import Run, list_runs
-from rung.runs.record import read_document
+from rung.report.blocks import Span, code, joined
+from rung.runs.files import name_of, named, plain, to_json
+from rung.runs.query import Run, is_same_run, open_run
 from rung.text import one_line
 
-_NUM_TOLD = 3  # changes in a line of the tree
+_NUM_SHOWN = 3  # changes in a line of the tree
 _MOST_CHARS = 60  # of a value in a line
-_LOOKED_IN = re.compile(r" \(looked in [^)]*\)")  # where code was sought, in the words of code.py
-_WEIGHTY = ("factor", "hidden", "metric")
+_LOOKED_IN = re.compile(r" \(looked in [^)]*\)")  # where code was sought, as code.py says it
 
 
 @dataclass
@@ -59,13 +55,13 @@ class Link:
 
     @cached_property
     def changes(self) -> list[Difference]:
-        found = [] if self.comparison is None else self.comparison.of(*_WEIGHTY)
+        found = [] if self.comparison is None else self.comparison.of("factor", "hidden", "metric")
         return [difference._replace(detail=without_root(self.run, difference.detail)) for difference in found]
 
 
 @dataclass
 class Setting:
-    """One change of one run of a chain, and what became of it: new, holds, reverted or replaced (`by` whom)."""
+    """One change of one run of a chain, and what became of it: new, holds, reverted or replaced (`by` which run)."""
 
     run: str
     difference: Difference
@@ -74,20 +70,9 @@ class Setting:
     is_start: bool = False  # set where the chain begins, so there is nothing it was before
 
 
-@dataclass
-class Chain:
-    """From the first known ancestor to the run itself; the last link is the run."""
-
-    links: list[Link] = field(default_factory=list)
-
-    @property
-    def runs(self) -> list[Run]:
-        return [link.run for link in self.links]
-
-
-def without_root(run: Run, words: object) -> str:
-    """What is said of files, without where on this machine they lie."""
-    text, root = str(words), run.path.parent.parent
+def without_root(run: Run, message: object) -> str:
+    """A message about files, without where on this machine they lie."""
+    text, root = str(message), run.path.parent.parent
     if os.sep not in text:
         return text
     text = text.replace(f"{root.resolve()}{os.sep}", "").replace(f"{root}{os.sep}", "")
@@ -95,157 +80,120 @@ def without_root(run: Run, words: object) -> str:
 
 
 def unreadable(run: Run, error: Exception) -> str:
-    words = str(error) if isinstance(error, RunError) else f"an odd value ({type(error).__name__}: {error})"
-    return f"Not all of the record can be read: {without_root(run, words)}"
+    reason = str(error) if isinstance(error, RunError) else f"an unexpected value ({type(error).__name__}: {error})"
+    return f"Not all of the record can be read: {without_root(run, reason)}"
 
 
-def parent_id(run: Run) -> str:
-    """The id of the parent, "" where there is none."""
+def _parent_id(run: Run) -> str:
+    """ "" where there is none."""
     parent = run.document.get("parent")
     return parent if isinstance(parent, str) else ""
 
 
-class AtHand:
-    """Runs by place and by name: those that were opened already, and the rest of their folders where one is missing."""
-
-    def __init__(self, runs: Sequence[Run] = ()) -> None:
-        self._opened = {run.path: run for run in runs}
-        self._named: dict[Path, dict[str, Run]] = {}
-
-    def find(self, root: Path, wanted: str) -> Run | None:
-        """The run of this id; RunError where it is damaged."""
-        path = root / wanted
-        if path in self._opened:
-            return self._opened[path]
-        if not (path / "run.json").is_file():
-            return self._by_name(root).get(wanted)
-        return self._opened.setdefault(path, Run(path, read_document(path)))
-
-    def _by_name(self, root: Path) -> dict[str, Run]:
-        """A run that was moved, by `rung mv` or by hand, still says its old id."""
-        if root not in self._named:
-            named: dict[str, Run] = {}
-            for run in list_runs(root, None, []):
-                formerly = run.document.get("formerly")
-                for name in (run.id, *(formerly if isinstance(formerly, list) else ())):
-                    named.setdefault(str(name), self._opened.get(run.path, run))
-            self._named[root] = named
-        return self._named[root]
-
-
-def find_parent(run: Run, at_hand: AtHand | None = None) -> Link:
-    """The run with its parent, or with the reason why there is none at hand."""
-    wanted = parent_id(run)
+def find_parent(run: Run, opened: dict[Path, Run] | None = None) -> Link:
+    """The run with its parent, or with the reason why there is none; runs in `opened` are not opened again."""
+    wanted, opened = _parent_id(run), {} if opened is None else opened
     if not wanted:
         return Link(run)
+    root = run.path.parent.parent
+    path = root / wanted
     try:
-        found = (at_hand or AtHand()).find(run.path.parent.parent, wanted)
+        if path not in opened and (path / "run.json").is_file():
+            opened[path] = open_run(wanted, root)
     except (RunError, OSError, ValueError, KeyError) as error:
         return Link(run, None, f"its parent {wanted} cannot be read: {without_root(run, error)}")
+    found = opened.get(path)
     if found is None:
-        return Link(run, None, f"its parent {wanted} is not among the runs at hand")
+        return Link(run, None, f"its parent {wanted} is not among the runs here")
+    uid = run.document.get("parent_uid")
     born, came = str(found.document.get("created") or ""), str(run.document.get("created") or "")
-    if born and came and born > came:
-        return Link(
-            run, None, f"{found.id} began after {run.id}: another run that bears the name of its parent {wanted}"
-        )
-    renamed = "" if found.id == wanted else f"its parent {wanted} is now called {found.id}"
-    return Link(run, found, renamed)
+    if not is_same_run(found, uid):
+        return Link(run, None, f"its parent {wanted} is not among the runs here; another run has that name here")
+    if not uid and born and came and born > came:  # all that an older run.json lets us check
+        return Link(run, None, f"{found.id} began after {run.id}: another run that has the name of its parent")
+    return Link(run, found)
 
 
 def find_parents(runs: Sequence[Run], has_rows: bool = True) -> list[Link]:
     """Each run with its parent; a run that is the parent of several is opened once."""
-    at_hand = AtHand(runs)
-    links = [find_parent(run, at_hand) for run in runs]
+    opened = {run.path: run for run in runs}
+    links = [find_parent(run, opened) for run in runs]
     for link in links:
         link.has_rows = has_rows
     return links
 
 
-def chain(run: Run) -> Chain:
-    at_hand = AtHand()
-    links, seen = [find_parent(run, at_hand)], {run.path}
+def chain(run: Run) -> list[Link]:
+    """From the first known ancestor to the run itself."""
+    opened: dict[Path, Run] = {}
+    links, seen = [find_parent(run, opened)], {run.path}
     while (parent := links[-1].parent) is not None:
         if parent.path in seen:
-            links[-1] = Link(
-                links[-1].run, None, f"its parent {parent.id} descends from it: the parents go in a circle"
-            )
+            problem = f"its parent {parent.id} descends from it: the parents form a cycle"
+            links[-1] = Link(links[-1].run, None, problem)
             break
         seen.add(parent.path)
-        links.append(find_parent(parent, at_hand))
-        links[-1].has_rows = False  # of the earlier changes only the settings are told
-    return Chain(links[::-1])
+        links.append(find_parent(parent, opened))
+        links[-1].has_rows = False  # of the earlier changes only the settings are shown
+    return links[::-1]
 
 
-def settings(found: Chain) -> list[Setting]:
+def settings(links: Sequence[Link]) -> list[Setting]:
     """What was set where the chain begins, and every change since, oldest first."""
-    out = list(_start(found.links[0].run))
-    newest = found.links[-1]
+    out: list[Setting] = []
+    first, newest = links[0].run, links[-1].run
+    with contextlib.suppress(RunError):
+        tree = first.config()
+        for name, source in first.sources().items():
+            if source == "default" or str(source).startswith("derived"):
+                continue  # nobody chose it
+            value: Any = tree
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            difference = Difference("config", name, None, value, "factor", "", ABSENT, str(source))
+            out.append(Setting(first.id, difference, "holds", is_start=True))
+
+    parents = {link.run.id: link.parent for link in links}
     since: dict[Path, CodeDiff] = {}  # from a parent to the newest run
-    for link in found.links:
+
+    def is_undone(setting: Setting) -> bool:
+        """Whether the newest run has the file as it was before the change."""
+        parent = parents[setting.run]
+        if parent is None:
+            return False
+        if parent.path not in since:
+            since[parent.path] = diff(parent, newest)
+        change = since[parent.path]
+        return not change.problem and setting.difference.name not in {file.path for file in change.files}
+
+    for link in links:
+        files = {file.path for file in link.comparison.code.files} if link.comparison is not None else set()
         for difference in link.changes:
-            if not _is_setting(link, difference):
+            part, name = difference.part, difference.name
+            # Not a condition of the run, and not code of which nobody knows whether it changed.
+            if name not in files if part == "code" else part not in ("config", "data", "seed", "metric"):
                 continue
-            state = "new" if link is newest else "holds"
-            for earlier in [s for s in out if _is_same(s.difference, difference) and s.state == "holds"]:
-                if difference.part == "code":
-                    if _is_as_before(found, earlier, since):
-                        earlier.state, earlier.by = "reverted", link.run.id
-                else:
+            for earlier in out:
+                if earlier.state != "holds" or (earlier.difference.part, earlier.difference.name) != (part, name):
+                    continue
+                if part != "code":
                     is_back = plain(earlier.difference.before) == plain(difference.after)
                     earlier.state, earlier.by = ("reverted" if is_back else "replaced"), link.run.id
-            out.append(Setting(link.run.id, difference, state))
+                elif is_undone(earlier):
+                    earlier.state, earlier.by = "reverted", link.run.id
+            out.append(Setting(link.run.id, difference, "new" if link is links[-1] else "holds"))
     return out
-
-
-def _is_setting(link: Link, difference: Difference) -> bool:
-    """Not a condition of the run, and not code of which nobody knows whether it changed."""
-    if difference.part == "code":
-        return link.comparison is not None and difference.name in {file.path for file in link.comparison.code.files}
-    return difference.part in ("config", "data", "seed", "metric")
-
-
-def _start(run: Run) -> Iterator[Setting]:
-    """The keys that somebody chose for the first run."""
-    try:
-        tree, sources = run.config(), run.sources()
-    except RunError:
-        return
-    for name, source in sources.items():
-        if source == "default" or str(source).startswith("derived"):
-            continue
-        value: Any = tree
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        difference = Difference("config", name, None, value, "factor", "", ABSENT, str(source))
-        yield Setting(run.id, difference, "holds", is_start=True)
-
-
-def _is_same(one: Difference, other: Difference) -> bool:
-    return (one.part, one.name) == (other.part, other.name)
-
-
-def _is_as_before(found: Chain, setting: Setting, since: dict[Path, CodeDiff]) -> bool:
-    """Whether the newest run has the file as it was before the change."""
-    link = next(link for link in found.links if link.run.id == setting.run)
-    if link.parent is None:
-        return False
-    if link.parent.path not in since:
-        since[link.parent.path] = diff(link.parent, found.links[-1].run)
-    change = since[link.parent.path]
-    return not change.problem and setting.difference.name not in {file.path for file in change.files}
 
 
 def change_spans(difference: Difference) -> list[Span | str]:
     """A difference as part of a line: `optimizer.grad_clip` `1.0` → `0.5`."""
-    before, after = value_text(difference.before), value_text(difference.after)
     spans: list[Span | str] = [code(difference.name)]
-    if difference.part == "code" or (difference.before is None and difference.after is None):
+    if not difference.has_values:
         return [*spans, f" {difference.detail}"] if difference.detail else spans
     if difference.part not in ("config", "seed"):
         spans = [f"{difference.part} ", code(difference.name)]
-    before = "absent" if difference.source_before == ABSENT else before
-    after = "absent" if difference.source_after == ABSENT else after
+    before = "absent" if difference.source_before == ABSENT else value_text(difference.before)
+    after = "absent" if difference.source_after == ABSENT else value_text(difference.after)
     spans += [" ", code(before), " → ", code(after)]
     return [*spans, f" ({difference.detail})"] if difference.detail else spans
 
@@ -267,21 +215,19 @@ def short_change(link: Link) -> str:
         return ""
     if link.comparison is None:
         return f"not compared: {one_line(link.problem)}"
-    files = [d for d in link.changes if d.part == "code"]
-    words = [_short(d) for d in link.changes if d.part != "code"]
+    changes = []
+    for d in (d for d in link.changes if d.part != "code"):
+        name = one_line(d.name.rpartition(".")[2] if d.part == "config" else d.name)
+        if d.part in ("config", "seed", "budget"):
+            changes.append(f"{name} {_cut(value_text(d.before))} → {_cut(value_text(d.after))}")
+        else:
+            changes.append(f"{d.part} {name}" if name != d.part else name)
+    files = [d.name for d in link.changes if d.part == "code"]
     if files:
-        names = files[0].name if len(files) == 1 else f"{len(files)} files"
-        words.append("code unknown" if files[0].name == "code" else f"code: {one_line(names)}")
-    more = [f"{len(words) - _NUM_TOLD} more"] if len(words) > _NUM_TOLD else []
-    return ", ".join([*words[:_NUM_TOLD], *more]) or "no change"
-
-
-def _short(difference: Difference) -> str:
-    name = one_line(difference.name.rpartition(".")[2] if difference.part == "config" else difference.name)
-    if difference.part not in ("config", "seed", "budget"):
-        return f"{difference.part} {name}" if name != difference.part else name
-    before, after = (_cut(value_text(value)) for value in (difference.before, difference.after))
-    return f"{name} {before} → {after}"
+        names = files[0] if len(files) == 1 else f"{len(files)} files"
+        changes.append("code unknown" if files[0] == "code" else f"code: {one_line(names)}")
+    more = [f"{len(changes) - _NUM_SHOWN} more"] if len(changes) > _NUM_SHOWN else []
+    return ", ".join([*changes[:_NUM_SHOWN], *more]) or "no change"
 
 
 def value_text(value: Any) -> str:
@@ -289,8 +235,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return name_of(value)
     if isinstance(value, dict | list):
-        from rung.runs.files import to_json
-
         return to_json(named(value)).decode()
     if value is None:
         return "none"
@@ -318,8 +262,8 @@ def text_of(value: Any) -> str:
 
 def best_text(run: Run) -> str:
     """The best loss with all its digits; "-" where there is none."""
-    loss = (run.best or {}).get("loss")
-    return value_text(loss) if isinstance(loss, int | float) and not isinstance(loss, bool) else "-"
+    loss = number_of((run.best or {}).get("loss"))
+    return "-" if loss is None else value_text(loss)
 
 
 @dataclass
@@ -332,7 +276,7 @@ class Node:
     note: str = ""
 
 
-def tree(links: Sequence[Link]) -> list[Node]:
+def _tree(links: Sequence[Link]) -> list[Node]:
     """The roots, in the order of the runs; each run once, also where parents go in a circle."""
     # By place, not by id: a folder that was copied bears the id of its original.
     nodes = {link.run.path.resolve(): Node(link.run.id, link) for link in links}
@@ -340,7 +284,7 @@ def tree(links: Sequence[Link]) -> list[Node]:
     roots: list[Node] = []
     for path, node in nodes.items():
         assert node.link is not None
-        parent, wanted = node.link.parent, parent_id(node.link.run)
+        parent, wanted = node.link.parent, _parent_id(node.link.run)
         above = nodes.get(parent.path.resolve()) if parent is not None else None
         if not wanted or (parent is not None and parent.path.resolve() == path):
             roots.append(node)
@@ -352,21 +296,18 @@ def tree(links: Sequence[Link]) -> list[Node]:
                 absent[name] = Node(name)
                 roots.append(absent[name])
             absent[name].children.append(node)
-    _cut_circles(roots, list(nodes.values()))
-    return roots
 
-
-def _cut_circles(roots: list[Node], nodes: Sequence[Node]) -> None:
-    """Makes a root of one run of each circle, which no root leads to."""
+    # No root leads to a circle: one run of each becomes a root.
     reached = {id(node) for _, node in _walk(roots)}
-    for node in nodes:
+    for node in nodes.values():
         if id(node) in reached:
             continue
-        for other in nodes:
+        for other in nodes.values():
             other.children = [child for child in other.children if child is not node]
-        node.note = "its parents go in a circle"
+        node.note = "its parents form a cycle"
         roots.append(node)
         reached |= {id(below) for _, below in _walk([node])}
+    return roots
 
 
 def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
@@ -382,35 +323,29 @@ def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
 
 
 def tree_lines(runs: Sequence[Run]) -> list[str]:
-    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets.
-
-    Reads no rows, so that a thousand runs are listed in seconds.
-    """
+    """The tree of many runs; reads no rows, so that a thousand runs are listed in seconds."""
     for run in runs:
-        with contextlib.suppress(*UNREADABLE):  # told where it is compared
+        with contextlib.suppress(*UNREADABLE):  # reported where it is compared
             run.config(keep=True)
     return lines_of(find_parents(runs, has_rows=False))
 
 
 def lines_of(links: Sequence[Link]) -> list[str]:
-    rows = [_cells(strokes, node) for strokes, node in _walk(tree(links))]
+    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets."""
+    rows = []
+    for strokes, node in _walk(_tree(links)):
+        if node.link is None:
+            rows.append([f"{strokes}{node.name}", "", "", ""])
+            continue
+        run = node.link.run
+        word, text = verdict_of(run)
+        verdict = one_line(word) or _cut(one_line(text))
+        changes = [node.note, short_change(node.link), f"({verdict})" if verdict else ""]
+        loss = (run.best or {}).get("loss")
+        best = "-"
+        if isinstance(loss, int | float):
+            best = f"{loss:.4f}" if math.isfinite(loss) else name_of(float(loss))
+        rows.append([f"{strokes}{node.name}", one_line(run.status), best, "  ".join(filter(None, changes))])
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = ["  ".join(f"{cell:{'>' if i == 2 else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows]
     return [line.rstrip() for line in lines]
-
-
-def _cells(strokes: str, node: Node) -> list[str]:
-    if node.link is None:
-        return [f"{strokes}{node.name}", "", "", ""]
-    word, text = verdict_of(node.link.run)
-    verdict = one_line(word) or _cut(one_line(text))
-    words = [node.note, short_change(node.link), f"({verdict})" if verdict else ""]
-    run, told = node.link.run, "  ".join(filter(None, words))
-    return [f"{strokes}{node.name}", one_line(run.status), _loss(run), told]
-
-
-def _loss(run: Run) -> str:
-    loss = (run.best or {}).get("loss")
-    if not isinstance(loss, int | float):
-        return "-"
-    return f"{loss:.4f}" if math.isfinite(loss) else name_of(float(loss))

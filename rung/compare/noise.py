@@ -1,11 +1,8 @@
-"""The noise floor: how far runs of one config lie apart when nothing but the seed differs.
+"""The noise floor: how far apart runs of one config lie when only the seed differs.
 
-Found among the runs that are there: groups of three or more, equal in everything but the seed. Spreads are taken of the
-logarithm of the loss, so that a group at another loss can help, and that of the config in question is drawn towards
-what the related ones show, because three runs say little about their own spread.
-
-The surprising thing: related configs must have the same recipe, horizon and definition of the metric, since the spread
-between seeds shrinks as training goes on.
+It is estimated from groups of three or more runs that are equal in everything but the seed. Three runs say little about
+their own spread, so it is shrunk towards that of related configs: of log loss, so that groups at another loss can help,
+and of the same recipe, horizon and metric, since the spread shrinks with training.
 """
 
 from __future__ import annotations
@@ -16,10 +13,11 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from rung.compare.endpoint import course, fell_short, own_endpoint, planned_targets
+from rung.compare.align import metric_curve, own_endpoint
 from rung.compare.factors import Difference, compare
-from rung.compare.reading import column
+from rung.compare.reading import column, fell_short, planned_targets
 from rung.errors import RunError
+from rung.runs.fields import code_of
 from rung.runs.files import to_json
 from rung.runs.query import Run, list_runs
 
@@ -54,18 +52,14 @@ class Floor:
 
 def differences_but_seed(a: Run, b: Run, allowed: Sequence[str] = ()) -> list[Difference]:
     """What spoils the claim that two runs are one config with two seeds; a run that cannot be compared raises."""
-    found = compare(a, b).of("factor", "hidden", "metric")
-    return [d for d in found if not is_seed(d) and d.part not in allowed and d.name not in allowed]
+    found = [d for d in compare(a, b).of("factor", "hidden", "metric") if (d.part, d.name) != ("config", "seed")]
+    return [d for d in found if d.part not in ("seed", *allowed) and d.name not in allowed]
 
 
 def seed_of(run: Run) -> int | str | None:
     """None where a run names no seed, or something that is none."""
     seed = run.document.get("seed")
     return seed if isinstance(seed, int | str) and not isinstance(seed, bool) else None
-
-
-def is_seed(difference: Difference) -> bool:
-    return difference.part == "seed" or (difference.part == "config" and difference.name == "seed")
 
 
 def twins(arm: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
@@ -79,21 +73,16 @@ def twins(arm: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
                 yield other, run
 
 
-def beside(run: Run) -> list[Run]:
-    """The runs of the same experiment; those that cannot be read are passed over."""
-    try:
-        return list_runs(run.path.parent.parent, run.path.parent.name, [])
-    except RunError:
-        return [run]
-
-
-def floor_for(run: Run, metric: str, runs: Sequence[Run] | None = None) -> Floor | None:
-    """The noise floor for runs like this one; None where no group of three seeds is there."""
-    level = own_endpoint(course(run, metric))
+def floor_for(run: Run, metric: str) -> Floor | None:
+    """The noise floor for runs like this one, out of its experiment; None where no group of three seeds is there."""
+    level = own_endpoint(metric_curve(run, metric))
     if not math.isfinite(level):
         return None
-    related = [other for other in (beside(run) if runs is None else runs) if _is_related(run, other, metric)]
-    found = list(groups(related, metric))
+    try:
+        runs = list_runs(run.path.parent.parent, run.path.parent.name, [])
+    except RunError:
+        runs = [run]
+    found = list(groups([other for other in runs if _is_related(run, other, metric)], metric))
     own = [g for g in found if any(r.path == run.path for r in g.runs) or _key(g.runs[0]) == _key(run)]
     is_log = all(value > 0 for group in found for value in group.values) and level > 0
     spread, df = pooled([g.values for g in own], [g.values for g in found if g not in own], is_log)
@@ -132,7 +121,7 @@ def groups(runs: Sequence[Run], metric: str) -> Iterator[Group]:
             continue
         by_seed: dict[Any, list[float]] = {}
         for run in kept:
-            by_seed.setdefault(seed_of(run), []).append(own_endpoint(course(run, metric)))
+            by_seed.setdefault(seed_of(run), []).append(own_endpoint(metric_curve(run, metric)))
         values = [fmean(found) for found in by_seed.values()]
         if len(values) >= LEAST and all(map(math.isfinite, values)):
             yield Group(kept, values)
@@ -144,9 +133,7 @@ def _key(run: Run) -> bytes:
         config = {name: value for name, value in run.config().items() if name not in _FREE}
     except RunError:
         config = {"damaged": str(run.path)}
-    code = run.document.get("code") or {}
-    kept = code.get("tree") or code.get("commit") or code.get("sha256")
-    return to_json([run.document.get("recipe"), dict(sorted(config.items())), kept])
+    return to_json([run.document.get("recipe"), dict(sorted(config.items())), code_of(run)])
 
 
 def _is_related(run: Run, other: Run, metric: str) -> bool:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rung.compare.align import Outcome, evals_of, outcome
-from rung.compare.blocks import Block, Bullets, Code, Heading, Paragraph, Picture, Spans, Table, bold, code
-from rung.compare.difference import part_of
+from rung.compare.align import outcome
 from rung.compare.lineage import Link, value_text
-from rung.compare.plot import Line, Plot, svg
-from rung.compare.reading import Column, columns
-from rung.compare.reading import evals as recorded_evals
+from rung.compare.reading import columns, evals, evals_of, part_of
+from rung.report.blocks import Block, Bullets, Code, Heading, Paragraph, Picture, Spans, Table, bold, code
+from rung.report.plot import Line, Plot, svg
 from rung.runs.metrics import Faults
 from rung.runs.query import Run
 from rung.text import one_line
@@ -34,15 +32,18 @@ _LOG_RATIO = 50  # from lowest to highest: more is not seen on a plain axis
 _MOST_DOTS = 100  # evals of a curve that get a dot each
 
 
-def log(run: Run) -> Iterator[Block]:
+def log_blocks(run: Run) -> Iterator[Block]:
     """The last lines that a terminal showed."""
     faults = Faults()
     found = columns(run, _STEP_NAMES, faults)
     planned = part_of(run, "derived").get("num_steps")
     lines = []
-    for place, step in zip(found["loss"].places[-_NUM_LINES:], found["loss"].steps[-_NUM_LINES:]):
-        row = {name: _at(column, place) for name, column in found.items()}
-        lines.append(step_line({"step": step, **row}, planned))
+    for row, step in zip(found["loss"].rows[-_NUM_LINES:], found["loss"].steps[-_NUM_LINES:]):
+        values: dict[str, float | None] = {}
+        for name, curve in found.items():
+            i = bisect_left(curve.rows, row)
+            values[name] = curve.values[i] if i < len(curve.rows) and curve.rows[i] == row else None
+        lines.append(_step_line(step, values, planned))
     if lines:
         yield Heading(2, ["log"])
         yield Code("\n".join(lines))
@@ -50,45 +51,39 @@ def log(run: Run) -> Iterator[Block]:
         yield Paragraph([f"{faults.broken} broken lines of metrics were left out."])
 
 
-def _at(column: Column, place: int) -> float | None:
-    """The number of a row, None where it has none."""
-    i = bisect_left(column.places, place)
-    return column.values[i] if i < len(column.places) and column.places[i] == place else None
-
-
-def step_line(row: Mapping[str, Any], planned: Any) -> str:
+def _step_line(step: float, row: Mapping[str, Any], planned: Any) -> str:
     """A row of training as one line; what was not recorded is left out."""
-    parts = [f"step {row['step']}{f'/{value_text(planned)}' if planned else ''}"]
+    parts = [f"step {step}{f'/{value_text(planned)}' if planned else ''}"]
     for name, width in (("loss", 7), ("norm", 6), ("lr", 0)):
         if row[name] is not None:
-            parts.append(f"{name} {rounded(row[name], name):<{width}}")
+            parts.append(f"{name} {_rounded(row[name], name):<{width}}")
     if row["skipped"]:
         return "  ".join([*parts, "not applied"])
     targets, seconds, waited = row["targets"], row["step_s"], row["wait_s"]
     if targets is not None and seconds:
         parts.append(f"{count(targets / seconds)} targets/s")
     if row["mfu"] is not None:
-        parts.append(f"mfu {rounded(100 * row['mfu'], 'mfu')} %")
+        parts.append(f"mfu {_rounded(100 * row['mfu'], 'mfu')} %")
     if waited is not None and seconds:
-        parts.append(f"wait {rounded(100 * waited / seconds, 'wait')} %")
+        parts.append(f"wait {_rounded(100 * waited / seconds, 'wait')} %")
     return "  ".join(parts).rstrip()
 
 
-def rounded(value: float, name: str) -> str:
+def _rounded(value: float, name: str) -> str:
     """A number as ROUNDED says; one that is not finite as it is."""
     return format(value, ROUNDED[name]) if math.isfinite(value) else value_text(float(value)).replace("Infinity", "inf")
 
 
-def curves(run: Run, drawings: dict[str, str]) -> Iterator[Block]:
-    """Loss and learning rate; the files are put into `drawings`."""
+def curve_blocks(run: Run) -> Iterator[Block]:
+    """Loss and learning rate."""
     yield Heading(2, ["result"])
     found = {name: Line(name, c.steps, c.values) for name, c in columns(run, ("loss", "lr")).items()}
     lines = [replace(found["loss"], name="training")] if len(found["loss"].x) else []
     lines += eval_lines(run)
     if lines:
-        yield drawn(drawings, "loss", Plot(f"{run.id}: loss", "step", lines, is_wide(lines)))
+        yield drawn("loss", f"{run.id}: loss", lines)
     if len(found["lr"].x):
-        yield drawn(drawings, "lr", Plot(f"{run.id}: learning rate", "step", [found["lr"]]))
+        yield drawn("lr", f"{run.id}: learning rate", [found["lr"]], is_log=False)
     if not lines:
         yield Paragraph(["No loss was recorded."])
 
@@ -96,96 +91,82 @@ def curves(run: Run, drawings: dict[str, str]) -> Iterator[Block]:
 def eval_lines(run: Run, prefix: str = "") -> list[Line]:
     """The loss of each eval set."""
     losses = [(name.removesuffix("/loss"), curve) for name, curve in evals_of(run).items() if name.endswith("/loss")]
-    return [Line(prefix + name, curve.x, curve.values, len(curve.x) <= _MOST_DOTS) for name, curve in losses]
+    return [Line(prefix + name, curve.steps, curve.values, len(curve.steps) <= _MOST_DOTS) for name, curve in losses]
 
 
-def is_wide(lines: Sequence[Line]) -> bool:
-    """Whether values reach so far apart that only a logarithmic axis shows them."""
-    values = [y for line in lines for y in line.y if y is not None and math.isfinite(y)]
-    return bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
+def drawn(name: str, title: str, lines: list[Line], is_log: bool | None = None) -> Picture:
+    """A plot over steps; unless it is said, on a logarithmic axis where a plain one would not show all values."""
+    if is_log is None:
+        values = [y for line in lines for y in line.y if y is not None and math.isfinite(y)]
+        is_log = bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
+    return Picture(f"{name}.svg", title, svg(Plot(title, "step", lines, is_log)))
 
 
-def drawn(drawings: dict[str, str], name: str, plot: Plot) -> Picture:
-    drawings[f"{name}.svg"] = svg(plot)
-    return Picture(f"{name}.svg", plot.title, drawings[f"{name}.svg"])
-
-
-def against(found: Link) -> Iterator[Block]:
-    """What became of the run beside what became of its parent."""
-    if found.parent is None:
+def parent_blocks(link: Link, has_heading: bool = False) -> Iterator[Block]:
+    """How the run did beside its parent."""
+    if link.parent is None:
         return
-    result = outcome(found.parent, found.run)
-    is_other = any(d.weight == "metric" for d in found.changes)
+    if has_heading:
+        yield Heading(3, [f"against {one_line(link.parent.id)}"])
+    result = outcome(link.parent, link.run)
+    is_other = any(d.weight == "metric" for d in link.changes)
     if is_other:
         yield Paragraph([f"{result.metric} counts something else in the two runs: the figures cannot be compared."])
-    rows = list(_outcome_rows(result, is_other))
-    if rows:
-        ids = [one_line(found.parent.id), one_line(found.run.id)]
-        yield Table([one_line(result.metric), *ids, "difference"], rows, numeric=(1, 2, 3))
-    if result.problems:
-        yield Bullets([[problem] for problem in result.problems])
+    rows: list[list[Spans | str]] = []
 
+    def add(name: str, a: float, b: float) -> None:
+        is_known = math.isfinite(a) and math.isfinite(b) and not is_other
+        rows.append([name, value_text(a), value_text(b), _rounded(b - a, "difference") if is_known else "-"])
 
-def _outcome_rows(result: Outcome, is_other: bool) -> Iterator[list[Spans | str]]:
     best, last = (result.a.best, result.b.best), (result.a.final, result.b.final)
     for name, (a, b) in {"best and last": last}.items() if best == last else {"best": best, "last": last}.items():
         if a is not None and b is not None:
             steps = dict.fromkeys([_whole(a.step), _whole(b.step)])
-            yield [f"{name}, at step {' and '.join(steps)}", *_pair(a.value, b.value, is_other)]
+            add(f"{name}, at step {' and '.join(steps)}", a.value, b.value)
     if result.at_steps and len({end.step for end in last if end is not None}) > 1:
         shared = result.at_steps[-1]
-        yield [f"at step {_whole(shared.at)}", *_pair(shared.a, shared.b, is_other)]
+        add(f"at step {_whole(shared.at)}", shared.a, shared.b)
     if result.at_targets and result.a.targets != result.b.targets:
         shared = result.at_targets[-1]
-        yield [f"at {_whole(shared.at)} targets", *_pair(shared.a, shared.b, is_other)]
+        add(f"at {_whole(shared.at)} targets", shared.a, shared.b)
     rates = (result.a.targets_per_s, result.b.targets_per_s)
     if rates[0] is not None and rates[1] is not None:
-        yield ["targets/s, median", *(value_text(rate) for rate in rates), ""]
-
-
-def _pair(a: float, b: float, is_other: bool) -> list[Spans | str]:
-    is_known = math.isfinite(a) and math.isfinite(b) and not is_other
-    return [value_text(a), value_text(b), rounded(b - a, "difference") if is_known else "-"]
+        rows.append(["targets/s, median", *(value_text(rate) for rate in rates), ""])
+    if rows:
+        ids = [one_line(link.parent.id), one_line(link.run.id)]
+        yield Table([one_line(result.metric), *ids, "difference"], rows, numeric=(1, 2, 3))
+    if result.problems:
+        yield Bullets([[problem] for problem in result.problems])
 
 
 def _whole(value: float) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) else value_text(value)
 
 
-def evals(run: Run) -> Iterator[Block]:
+def eval_blocks(run: Run) -> Iterator[Block]:
     """A row per eval, with all digits; the best in bold."""
-    found = recorded_evals(run)
+    found = evals(run)
     if not found:
         return
     names = [name for row in found for name, value in row.items() if isinstance(value, int | float) and name != "step"]
     ordered = sorted(dict.fromkeys(names), key=lambda name: (name != "loss", name != "loss_se"))
     shown = ordered[:_MOST_COLUMNS]
-    kept = _kept(len(found), [i for i, row in enumerate(found) if _is_best(run, row)])
+    best = run.best or {}
+    is_best = [(row["step"], row["set"]) == (best.get("step"), best.get("set")) for row in found]
+    # All rows, or some that are spread evenly, with the first, the last and the best.
+    every = 1 if len(found) <= _MOST_EVALS else math.ceil(len(found) / (_MOST_EVALS - 2))
+    kept = sorted({*range(0, len(found), every), *(i for i, is_it in enumerate(is_best) if is_it), len(found) - 1})
+
+    rows: list[list[Spans | str]] = []
+    for i in kept:
+        cells: list[Spans | str] = [str(found[i]["step"]), one_line(str(found[i]["set"]))]
+        for name in shown:
+            text = value_text(found[i][name]) if found[i].get(name) is not None else ""
+            cells.append([bold(text)] if is_best[i] and name == "loss" else text)
+        rows.append(cells)
     yield Heading(3, ["evals"])
-    rows = [_eval_row(found[i], shown, _is_best(run, found[i])) for i in kept]
     yield Table(["step", "set", *map(one_line, shown)], rows, numeric=(0, *range(2, 2 + len(shown))))
     left_out = [f"{len(kept)} of {len(found)} evals are shown"] if len(kept) < len(found) else []
     left_out += [f"{len(shown)} of {len(ordered)} values of each are shown"] if len(shown) < len(ordered) else []
     if left_out:
         yield Paragraph([f"{'; '.join(left_out)}: all are in ", code("events.ndjson"), "."])
-
-
-def _eval_row(row: Mapping[str, Any], names: Sequence[str], is_best: bool) -> list[Spans | str]:
-    cells: list[Spans | str] = [str(row["step"]), one_line(str(row["set"]))]
-    for name in names:
-        text = value_text(row[name]) if row.get(name) is not None else ""
-        cells.append([bold(text)] if is_best and name == "loss" else text)
-    return cells
-
-
-def _is_best(run: Run, row: Mapping[str, Any]) -> bool:
-    best = run.best or {}
-    return (row["step"], row["set"]) == (best.get("step"), best.get("set"))
-
-
-def _kept(num: int, always: Sequence[int]) -> list[int]:
-    """Rows to show: all, or some that are spread evenly, with the first, the last and the best."""
-    if num <= _MOST_EVALS:
-        return list(range(num))
-    every = math.ceil(num / (_MOST_EVALS - 2))
-    return sorted({*range(0, num, every), *always, num - 1})

@@ -1,8 +1,8 @@
 """Where large batches are gathered: fresh memory on a CPU, recycled page-locked memory on the way to a GPU.
 
-A stream that fills large arrays takes them from `empty`. While a feed gathers for a GPU, such an array is page-locked
-memory of torch's own cache, which is neither mapped anew for each batch nor copied once more before it is sent. A
-stream that does not ask works as well, a copy later.
+A stream that fills large arrays takes them from `empty`. While batches are gathered for a GPU, such an array is
+page-locked memory of torch's own cache, which is neither mapped anew for each batch nor copied once more before it is
+sent. A stream that does not ask works as well, a copy later.
 """
 
 from __future__ import annotations

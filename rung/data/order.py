@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from rung.recipe import key_of
+from rung.random import key_of
 
 FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)  # odd, with about half of the bits set
 ROUNDS = 8  # with 4, a row of a set of 5 to 12 stayed at its own place up to 1.27 times as often as chance

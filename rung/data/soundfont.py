@@ -1,11 +1,8 @@
 """Reads SoundFont 2 files and plays notes with them, in numpy alone.
 
-Promises: the right pitch, loops, volume envelopes, the low-pass filter with its own envelope, and the same bytes for
-the same notes on one platform. Leaves out: chorus and reverb, vibrato and tremolo, modulators, exclusive classes. The
-sound is mono: pan is ignored, and the two halves of a linked stereo sample are averaged.
-
-The one surprising thing is that the velocity does not change the timbre, only the loudness; a key therefore is made
-once per render, as long as its longest note needs it, and every note of that key is cut from this wave.
+Does pitch, loops, volume envelopes and the low-pass filter with its envelope, mono, with the same bytes for the same
+notes on one platform. Leaves out chorus, reverb, vibrato, tremolo, modulators, exclusive classes and pan. Velocity
+changes the loudness and not the timbre, so each key is rendered once and every note of it is cut from that wave.
 """
 
 from __future__ import annotations
@@ -96,7 +93,8 @@ class SoundFont:
     def parse(cls, data: bytes) -> SoundFont:
         """A font out of the bytes of a .sf2 file; DataError where they are damaged or something else."""
         if len(data) < 12 or data[:4] != b"RIFF" or data[8:12] != b"sfbk":
-            raise DataError(f"not a sound font: {len(data)} bytes starting with {data[:4]!r}, not RIFF; pass a .sf2")
+            problem = f"not a sound font: {len(data)} bytes starting with {data[:4]!r}, not RIFF"
+            raise DataError(f"{problem}; pass a .sf2", code="bad-font")
         chunks = _chunks(data, 12, len(data))
         missing = [name for name in (*_RECORDS, "smpl") if name not in chunks]
         if missing:
@@ -117,8 +115,9 @@ class SoundFont:
     def zones(self, program: int = 0, bank: int = 0) -> list[Zone]:
         """Every zone of a preset: its own zones crossed with those of its instruments, global zones applied."""
         if (bank, program) not in self.presets:
-            have = sorted(p for b, p in self.presets if b == bank)
-            raise DataError(f"the sound font has no program {program} in bank {bank}; there it has {have or 'nothing'}")
+            known = sorted(p for b, p in self.presets if b == bank) or "nothing"
+            problem = f"the sound font has no program {program} in bank {bank}"
+            raise DataError(f"{problem}; there it has {known}", code="no-program")
         heads = self.tables["phdr"]
         index = int(np.flatnonzero((heads["bank"][:-1] == bank) & (heads["program"][:-1] == program))[0])
         zones = []
@@ -128,8 +127,7 @@ class SoundFont:
                 raise _damaged(f"preset {self.presets[bank, program]} asks for instrument {number}")
             bags = instruments["bag"][number : number + 2]
             for inner in self._bags("i", int(bags[0]), int(bags[1]), _SAMPLE):
-                zone = self._zone(outer, inner)
-                if zone is not None:
+                if (zone := self._zone(outer, inner)) is not None:
                     zones.append(zone)
         return zones
 
@@ -153,7 +151,11 @@ class SoundFont:
         def value(kind: int) -> int:
             return inner.get(kind, _DEFAULTS.get(kind, 0)) + outer.get(kind, 0)
 
-        keys, velocities = (_overlap(outer.get(k), inner.get(k)) for k in (_KEYS, _VELOCITIES))
+        def overlap(kind: int) -> tuple[int, int]:  # a range is two bytes in one word, low and high; 0 to 127 without
+            ranges = [given.get(kind, 127 << 8) for given in (outer, inner)]
+            return max(r & 255 for r in ranges), min(r >> 8 & 255 for r in ranges)
+
+        keys, velocities = overlap(_KEYS), overlap(_VELOCITIES)
         number, heads = inner[_SAMPLE], self.tables["shdr"]
         if not 0 <= number < len(heads) - 1:
             raise _damaged(f"a zone asks for sample {number} of {len(heads) - 1}")
@@ -182,7 +184,8 @@ class SoundFont:
         start, end, loop_start, loop_end = (int(at) + given.get(f, 0) + 32768 * given.get(c, 0) for at, f, c in ends)
         name = _text(head["name"])
         if head["kind"] & _COMPRESSED:
-            raise DataError(f"sample {name} of the sound font is compressed (SF3); use a plain .sf2 file")
+            problem = f"sample {name} of the sound font is compressed (SF3)"
+            raise DataError(f"{problem}; use a plain .sf2 file", code="not-supported")
         if not 0 <= start < end <= len(self.samples) or head["rate"] == 0:
             raise _damaged(f"sample {name} is {start}:{end} of {len(self.samples)} at {head['rate']} Hz")
         wave = self.samples[start:end].astype(np.float32) / np.float32(32768)
@@ -244,14 +247,20 @@ def _play(
     sound: np.ndarray, zone: Zone, key: int, sample_rate: int, first: np.ndarray, held: np.ndarray, gain: np.ndarray
 ) -> None:
     """Adds all notes of one key: what is held under the zone's envelope, then the release from the level reached."""
-    times = np.arange(round(zone.volume.release * SILENT_DB / FULL_DB * sample_rate) + 1) / sample_rate
-    release = _decibels(times * (FULL_DB / zone.volume.release))
+    v = zone.volume
+    times = np.arange(round(v.release * SILENT_DB / FULL_DB * sample_rate) + 1) / sample_rate
+    release = _decibels(times * (FULL_DB / v.release))
     longest = int(np.minimum(held + len(release), len(sound) - first).max())
-    if zone.volume.fall * FULL_DB >= SILENT_DB:  # it dies away by itself
-        v = zone.volume
+    if v.fall * FULL_DB >= SILENT_DB:  # it dies away by itself
         longest = min(longest, int((v.delay + v.attack + v.hold + v.decay * SILENT_DB / FULL_DB) * sample_rate) + 1)
     raw = _low_pass(_resample(zone, key, longest, sample_rate), zone, sample_rate)
-    level = _volume(zone.volume, len(raw), sample_rate)
+    # The level while held: silent, a straight rise, full, then a straight fall in decibels.
+    since_top = np.arange(len(raw), dtype=np.float32) / np.float32(sample_rate) - np.float32(
+        v.delay + v.attack + v.hold
+    )
+    level = _decibels(np.clip(since_top * np.float32(FULL_DB / v.decay), 0, np.float32(FULL_DB * v.fall)))
+    early = np.arange(min(round((v.delay + v.attack) * sample_rate) + 1, len(raw))) / sample_rate
+    level[: len(early)] *= np.clip((early - v.delay) / v.attack, 0, 1).astype(np.float32)
     under = raw * level
     for at, num_held, loud in zip(first.tolist(), held.tolist(), gain):
         num = min(num_held, len(raw), len(sound) - at)
@@ -301,7 +310,11 @@ def _low_pass(raw: np.ndarray, zone: Zone, sample_rate: int) -> np.ndarray:
     blocks = np.lib.stride_tricks.sliding_window_view(padded, 2 * hop)[::hop] * window
     # The first block holds sound only in its second half.
     times = np.maximum(np.arange(num_blocks) * hop, hop // 2) / sample_rate
-    cents = zone.cutoff_cents + zone.cutoff_sweep_cents * _sweep(zone.filter, times)
+    # The filter's envelope at these times, 0 to 1; its decay is straight.
+    e = zone.filter
+    sweep = np.clip((times - e.delay) / e.attack, 0, 1)
+    sweep = sweep - np.clip((times - e.delay - e.attack - e.hold) / e.decay, 0, e.fall)
+    cents = zone.cutoff_cents + zone.cutoff_sweep_cents * sweep
     cutoff = np.clip(8.176 * 2.0 ** (cents / 1200), 20.0, 0.45 * sample_rate).astype(np.float32)
     ratio = np.fft.rfftfreq(2 * hop, 1 / sample_rate).astype(np.float32) / cutoff[:, None]
     sharpness = 10 ** ((zone.resonance_db - 3.01) / 20)  # SF2 2.01, 8.1.2 (9): no resonance means no bump at all
@@ -313,22 +326,6 @@ def _low_pass(raw: np.ndarray, zone: Zone, sample_rate: int) -> np.ndarray:
     return rows.reshape(-1)[hop : hop + len(raw)]
 
 
-def _volume(e: Envelope, num: int, sample_rate: int) -> np.ndarray:
-    """The level of a held note: silent, a straight rise, full, then a straight fall in decibels."""
-    times = np.arange(num, dtype=np.float32) / np.float32(sample_rate) - np.float32(e.delay + e.attack + e.hold)
-    level = _decibels(np.clip(times * np.float32(FULL_DB / e.decay), 0, np.float32(FULL_DB * e.fall)))
-    rise = round((e.delay + e.attack) * sample_rate) + 1
-    early = np.arange(min(rise, num)) / sample_rate
-    level[: len(early)] *= np.clip((early - e.delay) / e.attack, 0, 1).astype(np.float32)
-    return level
-
-
-def _sweep(e: Envelope, times: np.ndarray) -> np.ndarray:
-    """The filter's envelope at these times, 0 to 1; its decay is straight."""
-    rise = np.clip((times - e.delay) / e.attack, 0, 1)
-    return rise - np.clip((times - e.delay - e.attack - e.hold) / e.decay, 0, e.fall)
-
-
 def _decibels(loss: np.ndarray) -> np.ndarray:
     return np.exp(loss.astype(np.float32) * np.float32(-np.log(10) / 20))
 
@@ -338,23 +335,19 @@ def _seconds(timecents: int) -> float:
     return float(2.0 ** (min(max(timecents, -12000), 8000) / 1200))
 
 
-def _overlap(*ranges: int | None) -> tuple[int, int]:
-    """A range is two bytes in one word: low and high; None means all."""
-    pairs = [(0, 127) if r is None else (r & 255, r >> 8 & 255) for r in ranges]
-    return max(low for low, _ in pairs), min(high for _, high in pairs)
-
-
 def columns(notes: Notes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Start, end, pitch and velocity, checked to be fit for playing; DataError says what is not."""
     start, end = (np.asarray(notes[name], np.float64) for name in ("start", "end"))
     pitch, velocity = (np.asarray(notes[name]).astype(np.int64) for name in ("pitch", "velocity"))
     if not (np.isfinite(start).all() and np.isfinite(end).all()) or (start < 0).any() or (end < start).any():
-        raise DataError("a note starts before 0, ends before its start or has no finite time; give 0 <= start <= end")
+        problem = "a note starts before 0, ends before its start or has no finite time"
+        raise DataError(f"{problem}; give 0 <= start <= end", code="bad-note")
     for name, values in (("pitch", pitch), ("velocity", velocity)):
-        if ((values < 0) | (values > 127)).any():
-            raise DataError(f"a note has {name} {values[(values < 0) | (values > 127)][0]}; MIDI has 0 to 127")
+        if len(bad := values[(values < 0) | (values > 127)]):
+            raise DataError(f"a note has {name} {bad[0]}; MIDI has 0 to 127", code="bad-note")
     if end.max(initial=0.0) > LONGEST_S:
-        raise DataError(f"the last note ends at {end.max():.0f} s, more than {LONGEST_S:.0f} s; render it in parts")
+        problem = f"the last note ends at {end.max():.0f} s, more than {LONGEST_S:.0f} s"
+        raise DataError(f"{problem}; render it in parts", code="too-large")
     return start, end, pitch, velocity
 
 
@@ -364,7 +357,7 @@ def _chunks(data: bytes, at: int, end: int) -> dict[str, bytes]:
     while at + 8 <= end:
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         if at + 8 + size > end:
-            raise _damaged(f"chunk {name!r} wants {size} bytes, {end - at - 8} are left")
+            raise _damaged(f"chunk {name!r} needs {size} bytes, {end - at - 8} are left")
         if name == b"LIST":
             leaves |= _chunks(data, at + 12, at + 8 + size)
         else:
@@ -374,7 +367,7 @@ def _chunks(data: bytes, at: int, end: int) -> dict[str, bytes]:
 
 
 def _damaged(how: str) -> DataError:
-    return DataError(f"the sound font is damaged: {how}; fetch it again")
+    return DataError(f"the sound font is damaged: {how}; fetch it again", code="font-damaged")
 
 
 def _text(name: bytes) -> str:

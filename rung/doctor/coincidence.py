@@ -1,19 +1,14 @@
-"""At which steps a run became another one, and what else happened there.
+"""The steps at which a curve changed, and what else happened there.
 
 A change point is a step at which loss, norm or the share of clipped steps jumped to another level and stayed there, or
-from which the loss rose. Windows of equal length are compared, at several lengths: two before the step, two after.
-What a falling curve does anyway is no change: its fall between the middle windows lies between the falls on both sides.
-A single wild step is no change either (medians), that is a spike.
-
-The surprising thing: an event that happens all the time coincides with everything. Evals and saves that are closer
-together than the tolerance are named only when they were at that very step.
+from which the loss rose. Four windows of equal length are compared, two before the step and two after, at several
+lengths. A steady fall is no change, nor is a single wild step, which is a spike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,24 +18,20 @@ from rung.robust import SIGMA
 LENGTHS = (16, 32, 64, 128, 256)
 LEAST = 50  # steps before which everything changes
 CLEAR = 8.0  # robust sigmas, as for a spike: curves of healthy runs reach 4
-MOST = 3  # change points per signal; who has more has no level to jump from
+MOST = 3  # change points per signal; a curve with more has no level to jump from
 TOLERANCE = 0.05  # of the step
 EXACT = 2  # steps by which an event of a dense kind may miss, as rows are written after the step
 SIGNALS = ("loss", "norm", "clip rate")
 
 
-@dataclass(frozen=True)
-class Coincidence:
+class Coincidence(NamedTuple):
     """`before` and `after` are medians of the signal on both sides of the step (means for the clip rate)."""
 
     step: int
     signal: str
     before: float
     after: float
-    events: list[str] = field(default_factory=list)
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
+    events: list[str]
 
 
 class Change(NamedTuple):
@@ -57,17 +48,13 @@ def coincidences(history: History) -> list[Coincidence]:
     for name in SIGNALS:
         series, is_share = signal(history, name).between(first, history.end), name == "clip rate"
         for change in changes(series, rises=name == "loss", is_share=is_share):
-            before, after = _levels_at(series, change, is_share)
-            found.append(Coincidence(change.step, name, before, after, events_near(history, change.step)))
+            middle = np.mean if is_share else np.median
+            at, near = int(np.searchsorted(series.steps, change.step)), LENGTHS[0]
+            before, later = series.values[max(0, at - near) : at], series.values[at:]
+            after = later[:near] if change.kind == "jump" else later[: 2 * change.length][-near:]  # a rise: its end
+            events = events_near(history, change.step)
+            found.append(Coincidence(change.step, name, float(middle(before)), float(middle(after)), events))
     return sorted(found, key=lambda c: (c.step, SIGNALS.index(c.signal)))
-
-
-def _levels_at(series: Series, change: Change, is_share: bool) -> tuple[float, float]:
-    """Just before and just after a jump; of a slow rise, what it came to."""
-    middle = np.mean if is_share else np.median
-    at, near = int(np.searchsorted(series.steps, change.step)), LENGTHS[0]
-    after = series.values[at : at + near] if change.kind == "jump" else series.values[at:][: 2 * change.length][-near:]
-    return float(middle(series.values[max(0, at - near) : at])), float(middle(after))
 
 
 def signal(history: History, name: str) -> Series:
@@ -76,7 +63,7 @@ def signal(history: History, name: str) -> Series:
     norm, clipped = history["norm"], history["norm_clipped"]
     if len(norm) != len(clipped):
         return Series(norm.steps[:0], norm.values[:0])
-    # Clipping multiplies by a factor that rounds: only what was shortened by more than that was clipped.
+    # Clipping multiplies by a rounded factor: only what shrank by more than that was clipped.
     return Series(norm.steps, (clipped.values < norm.values * (1 - 1e-5)).astype(np.float64))
 
 
@@ -93,7 +80,7 @@ def changes(series: Series, rises: bool = False, is_share: bool = False) -> list
 
 
 def _candidates(values: np.ndarray, length: int, kind: str, is_share: bool) -> Iterator[tuple[int, int, float]]:
-    """Places at which windows of this length differ more than they do elsewhere, with scores."""
+    """Positions at which windows of this length differ more than elsewhere, with scores."""
     stride = length // 8
     if len(values) < 4 * length:
         return
@@ -101,16 +88,19 @@ def _candidates(values: np.ndarray, length: int, kind: str, is_share: bool) -> I
     a, b, c, d = _four(levels)
     before, across, after = b - a, c - b, d - c
     jump = np.maximum(across - np.maximum(before, after), np.minimum(before, after) - across)
-    # What such windows differ by on both sides of an ordinary step; a curve that wanders has larger differences.
+    # The difference of such windows at an ordinary step; larger for a curve that wanders.
     of_noise = np.max(_four(noise), axis=0) * np.sqrt(np.pi / length)
     of_curve = SIGMA * np.quantile(np.maximum(jump, 0.0), 0.75)  # about half of them are 0 by construction
     typical = np.maximum(of_noise, max(of_curve, 1e-9))
-    if kind == "rise":  # a loss that turns upwards, however slowly, and does not come back at once
+    if kind == "rise":  # a loss that turns upwards, however slowly, and does not recover at once
         jump = np.where(after > -0.5 * across, across - np.maximum(before, 0.0), 0.0)
     for i in np.flatnonzero(jump > CLEAR * typical):
         place, size = int(i) * stride + 2 * length, float(jump[i])
-        if kind == "rise":
-            yield _turn(values, place, length), length, size / float(typical[i])
+        if kind == "rise":  # from where the curve was lowest before it rose
+            near, first = length // 2, max(0, place - 2 * length)
+            windows = np.lib.stride_tricks.sliding_window_view(values[first : place + length], near)
+            lowest = first + int(np.argmin(np.median(windows, axis=1))) + near // 2
+            yield lowest, length, size / float(typical[i])
         elif (size > 0.3 or not is_share) and _is_abrupt(values, place, length, size, is_share):
             yield _edge(values, place, length), length, size / float(typical[i])
 
@@ -121,7 +111,7 @@ def _four(windows: np.ndarray) -> list[np.ndarray]:
 
 
 def _levels(values: np.ndarray, length: int, stride: int, is_share: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Level and noise of the windows that begin at every stride; noise is that of neighbours, free of any trend."""
+    """Level and noise of the windows that begin at every stride; the noise of neighbours is free of any trend."""
     windows = np.lib.stride_tricks.sliding_window_view(values, length)[::stride]
     if is_share:
         share = windows.mean(axis=1)
@@ -131,7 +121,7 @@ def _levels(values: np.ndarray, length: int, stride: int, is_share: bool) -> tup
 
 
 def _is_abrupt(values: np.ndarray, place: int, length: int, jump: float, is_share: bool) -> bool:
-    """Whether windows of a few steps see most of the same jump at its edge: those of a slope do not."""
+    """Whether windows of a few steps show most of the jump at its edge; those of a slope do not."""
     edge, near = _edge(values, place, length), min(max(length // 4, 6), 16)
     parts = [values[max(0, edge + i * near) : edge + (i + 1) * near] for i in (-2, -1, 0, 1)]
     if any(len(part) < near for part in parts):
@@ -142,7 +132,7 @@ def _is_abrupt(values: np.ndarray, place: int, length: int, jump: float, is_shar
 
 
 def _edge(values: np.ndarray, place: int, length: int) -> int:
-    """Where two levels describe the values about `place` best: the least sum of distances to them."""
+    """Where two levels fit the values around `place` best: the least sum of distances."""
     first, end = max(0, place - length), min(len(values), place + length)
     part = values[first:end]
     low, high = np.median(part[: length // 2]), np.median(part[-(length // 2) :])
@@ -150,30 +140,23 @@ def _edge(values: np.ndarray, place: int, length: int) -> int:
     return first + int(np.argmin(cost)) + 1
 
 
-def _turn(values: np.ndarray, place: int, length: int) -> int:
-    """Where it was lowest before it rose."""
-    near, first = length // 2, max(0, place - 2 * length)
-    windows = np.lib.stride_tricks.sliding_window_view(values[first : place + length], near)
-    return first + int(np.argmin(np.median(windows, axis=1))) + near // 2
-
-
 def events_near(history: History, step: int) -> list[str]:
-    """What happened within 5 % of a step, nearest first, in words."""
+    """What happened within 5 % of a step, nearest first: `save at 960`."""
     tolerance = max(EXACT, round(TOLERANCE * step))
     found = []
     for name, steps in _happenings(history):
         if not len(steps):
             continue
-        distance = np.abs(steps - step)
+        nearest = int(steps[np.abs(steps - step).argmin()])
+        # What happens all the time coincides with everything: it counts only at that very step.
         is_dense = len(steps) > 1 and float(np.median(np.diff(steps))) <= 2 * tolerance
-        nearest = int(distance.min())
-        if nearest <= (EXACT if is_dense else tolerance):
-            found.append((nearest, f"{name} at {int(steps[int(distance.argmin())])}"))
+        if abs(nearest - step) <= (EXACT if is_dense else tolerance):
+            found.append((abs(nearest - step), f"{name} at {nearest}"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
 
 def _happenings(history: History) -> Iterator[tuple[str, np.ndarray]]:
-    """What can coincide, by name: the steps at which it happened, in order."""
+    """What can coincide: a name, and the steps at which it happened, in order."""
     if history.warmup_steps:
         yield "end of warm-up", np.array([history.warmup_steps])
     lr = history["lr"]
@@ -193,4 +176,4 @@ def _happenings(history: History) -> Iterator[tuple[str, np.ndarray]]:
     scale, skipped = history["scale"], history["skipped"]
     if len(scale) > 1:
         yield "scale change", scale.steps[1:][np.diff(scale.values) != 0]
-    yield "update left out", skipped.steps[skipped.values > 0]
+    yield "skipped step", skipped.steps[skipped.values > 0]

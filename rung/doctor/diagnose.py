@@ -1,14 +1,13 @@
-"""From a history to findings: asks every rule, keeps what holds, and hides what follows from something else.
+"""From a history to findings: asks every rule, and hides what follows from something else.
 
-A scan is asked once. A state is asked every twenty steps and counts when it held three times in a row; what held only
-for a while and is over is told as something worth knowing, no more. Of two findings of which one explains the other,
-the cause stays.
+A rule has findings, or none, or did not look, with what was missing. A scan is asked once. A state is asked every
+twenty steps and counts when it held three times in a row; one that is over is info.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
@@ -26,30 +25,65 @@ HIDES = {
 }
 
 
-def diagnose(
-    history: History, rules: Sequence[Rule] | None = None, failed: dict[str, str] | None = None
-) -> list[Finding]:
+@dataclass(frozen=True)
+class Answer:
+    """Without a finding the rule looked and found nothing, unless one of the other fields is set."""
+
+    rule: Rule
+    findings: list[Finding] = field(default_factory=list)
+    missing: str = ""  # not looked at: what it needs was not recorded
+    is_early: bool = False  # not looked at: a state that could not be seen three times yet
+    error: str = ""  # not looked at: the rule raised this
+
+
+def diagnose(history: History, rules: Sequence[Rule] | None = None, raises: bool = True) -> list[Finding]:
     """What is wrong, worst first; of the same severity, what began first.
 
-    With `failed`, a rule that raises is left out and told there: records come from anywhere, and one must not cost the
-    rest. Without it the rule's own error is raised.
+    Without `raises`, a rule that fails is left out: records come from anywhere, and one rule must not cost the rest.
     """
-    findings: list[Finding] = []
-    for one in rules if rules is not None else catalogue():
+    return conclude(ask(history, rules, raises=raises))
+
+
+def conclude(answers: Sequence[Answer]) -> list[Finding]:
+    """The findings that no other explains, worst first."""
+    return ordered(suppress([finding for answer in answers for finding in answer.findings]))
+
+
+def ask(
+    history: History, rules: Sequence[Rule] | None = None, only_now: bool = False, raises: bool = False
+) -> list[Answer]:
+    """The answer of each rule; with `only_now`, of states that hold at the end and not of those that are over."""
+    answers = []
+    for rule in rules if rules is not None else catalogue():
         try:
-            findings += one(history) if one.kind == "scan" else _held(one, history)
+            answers.append(_answer(rule, history, only_now))
         except Exception as error:
-            if failed is None:
+            if raises:
                 raise
-            failed[one.id] = f"{type(error).__name__}: {error}"
-    return ordered(suppress(findings))
+            answers.append(Answer(rule, error=f"{type(error).__name__}: {error}"))
+    if history.is_script:
+        for finding in (finding for answer in answers for finding in answer.findings):
+            finding.changes = {}  # keys of a recipe: `rung train` cannot start a script
+    return answers
 
 
-def _held(rule: Rule, history: History) -> list[Finding]:
-    """The latest time at which a state held three times in a row."""
+def _answer(rule: Rule, history: History, only_now: bool) -> Answer:
+    if missing := rule.missing(history):
+        return Answer(rule, missing=missing)
+    if rule.kind == "scan":
+        return Answer(rule, rule(history))
+    groups = looks(history, rule)
+    if max(map(len, groups), default=0) < IN_A_ROW:
+        return Answer(rule, is_early=True)
+    if only_now:  # the last look first: nearly all states end there, and a run in progress pays for one look
+        found, ends = rule(history), groups[-1]
+        is_held = found and all(rule(history.until(end)) for end in ends[-IN_A_ROW:-1])
+        return Answer(rule, _since(found, ends[-IN_A_ROW]) if is_held else [])
+
+    # The latest time at which the state held three times in a row.
     kept: list[Finding] = []
     began, last = 0, 0
-    for group in looks(history, rule):
+    for group in groups:
         streak = 0
         for end in group:
             found = rule(history.until(end))
@@ -57,42 +91,44 @@ def _held(rule: Rule, history: History) -> list[Finding]:
             if streak == 1:
                 began = end
             if streak >= IN_A_ROW:
-                kept = [replace(f, since=f.since if f.since is not None else began) for f in found]
-                last = end
+                kept, last = _since(found, began), end
     if kept and last < history.end - max(LONG_OVER, history.end // 20):
         for finding in kept:
             finding.evidence.append(f"as {finding.severity} it held until step {last}, and not to the end")
             finding.severity = "info"
-    return kept
+    return Answer(rule, kept)
 
 
-def looks(history: History, rule: Rule) -> Iterator[list[int]]:
+def _since(findings: Sequence[Finding], began: int) -> list[Finding]:
+    return [replace(f, since=began if f.since is None else f.since) for f in findings]
+
+
+def looks(history: History, rule: Rule) -> list[list[int]]:
     """Steps at which to look: groups of neighbours, each long enough for a streak."""
     first = max(LEAST, 0 if rule.in_warmup else history.warmup_steps + 1)
-    ends = [*range(-(-first // EVERY) * EVERY, history.end, EVERY), history.end]
-    ends = [end for end in ends if end >= first]
-    if len(ends) <= MOST_LOOKS:
-        yield ends
-        return
+    if history.end < first:
+        return []
+    ends = range(-(-first // EVERY) * EVERY, history.end, EVERY)  # and the end itself
+    if len(ends) < MOST_LOOKS:
+        return [[*ends, history.end]]
     num_groups = MOST_LOOKS // (2 * IN_A_ROW)
-    stride = (len(ends) - MOST_LOOKS // 2) // num_groups
-    for number in range(num_groups):
-        yield ends[number * stride : number * stride + IN_A_ROW]
-    yield ends[-MOST_LOOKS // 2 :]
+    stride = (len(ends) + 1 - MOST_LOOKS // 2) // num_groups
+    spread = [[*ends[number * stride : number * stride + IN_A_ROW]] for number in range(num_groups)]
+    return [*spread, [*ends[1 - MOST_LOOKS // 2 :], history.end]]
 
 
 def suppress(findings: Sequence[Finding]) -> list[Finding]:
     """Leaves out what another finding explains. After numbers broke, nothing that began later means anything."""
     causes = [f for f in findings if f.severity != "info"]
     hidden = {name for f in causes for name in (*HIDES.get(f.rule, ()), *f.hides)}
-    broken = min((f.since for f in findings if f.rule[0] == "N" and f.severity == "fatal" and f.since is not None),
-                 default=None)  # fmt: skip
+    replayed = {f.probe for f in causes if f.rule != "N7"}  # N7 only says that a step failed; these say how
+    broken = [f.since for f in findings if f.rule[0] == "N" and f.severity == "fatal" and f.since is not None]
     kept = []
     for finding in findings:
-        is_later = broken is not None and finding.since is not None and finding.since >= broken
-        if finding.rule in hidden or (is_later and finding.rule[0] not in "ND"):
-            continue
-        kept.append(finding)
+        is_later = broken and finding.since is not None and finding.since >= min(broken) and finding.rule[0] not in "ND"
+        is_explained = finding.rule in hidden or (finding.rule == "N7" and finding.probe in replayed)
+        if not is_later and not is_explained:
+            kept.append(finding)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""What the doctor has to say: one disease of one run, with all that a reader needs to believe it or not."""
+"""One problem of one run, with the evidence that a reader needs to believe it or not."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ SEVERITIES = ("info", "warn", "sick", "fatal")
 
 @dataclass
 class Finding:
-    """`evidence` are sentences with numbers and steps; `ruled_out` rivals with the number that spoke against them."""
+    """`evidence` is numbers with their steps and limits; `ruled_out` other causes, with the number against them."""
 
-    rule: str  # the entry of the catalogue, such as O1
+    rule: str = field(default="", kw_only=True)  # its id, such as O1; filled in by the rule, as is the title
     severity: str
     what: str  # one sentence: what was seen, in numbers
     since: int | None = None  # the first step at which it showed
     evidence: list[str] = field(default_factory=list)
     ruled_out: list[str] = field(default_factory=list)
-    probe: str = ""  # what would confirm it
+    probe: str = ""  # what would confirm it: a command, or a sentence
     remedy: str = ""
-    changes: dict[str, Any] = field(default_factory=dict)  # keys that would cure it, for a ready command
-    hides: list[str] = field(default_factory=list)  # rules whose findings follow from this one, beyond the usual
-    title: str = ""  # filled in from the rule
+    changes: dict[str, Any] = field(default_factory=dict)  # keys that would fix it, for a ready command
+    hides: list[str] = field(default_factory=list)  # rules whose findings follow from this one, beyond diagnose.HIDES
+    title: str = ""
 
     @property
     def rank(self) -> int:
         return SEVERITIES.index(self.severity)
 
     def command(self, run: str) -> str:
-        """What to type next, where keys would cure it."""
+        """What to type next, where keys would fix it."""
         if not self.changes:
             return ""
-        words = " ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-                         for key, value in self.changes.items())  # fmt: skip
-        return f'rung train --from {run} {words} --why "{self.rule}: {self.title.lower()}"'
+        keys = (f"{key}={v:g}" if isinstance(v, float) else f"{key}={v}" for key, v in self.changes.items())
+        return f'rung train --from {run} {" ".join(keys)} --why "{self.rule}: {self.title.lower()}"'
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,24 +1,25 @@
-"""A run as its rules see it: what was recorded, up to some step.
+"""A run as the rules see it: what it recorded, up to some step.
 
-Made from the folder of a run, or grown row by row while it is training. Nothing here computes anything of a model.
-
-The surprising thing: a value that is absent and one that is NaN are different things (runs/series.py). Rules count
-what is not finite and never average it.
+Read from the run's folder, or collected row by row while it trains. A value that is absent and one that is NaN are
+different things (runs/series.py): rules count what is not finite and never average it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rung.runs.query import Run, open_run
+from rung.runs.query import Run, is_same_run, open_run
 from rung.runs.series import EMPTY as EMPTY
 from rung.runs.series import WINDOW as WINDOW
 from rung.runs.series import Series
 from rung.runs.tables import read_tables
+
+SCRIPTS = ("own loop", "script")  # what run.json calls the recipe of a user's own loop; "import wandb" is one too
 
 
 class Table(NamedTuple):
@@ -31,12 +32,16 @@ class Table(NamedTuple):
     def last(self, num_rows: int) -> Table:
         return Table(self.steps[-num_rows:], self.names, {c: v[-num_rows:] for c, v in self.columns.items()})
 
+    def until(self, end: int) -> Table:
+        num_rows = int(np.searchsorted(self.steps, end))
+        return Table(self.steps[:num_rows], self.names, {c: v[:num_rows] for c, v in self.columns.items()})
+
 
 @dataclass
 class History:
     run_id: str = ""
     status: str = "running"
-    config: dict[str, Any] = field(default_factory=dict)  # dotted
+    config: dict[str, Any] = field(default_factory=dict)  # dotted; free-form in a run of a script
     derived: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, Series] = field(default_factory=dict)
@@ -45,6 +50,8 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list)
     parent: History | None = None
     superseded: dict[int, list[dict[str, float]]] = field(default_factory=dict)  # step -> earlier rows of that step
+    is_script: bool = False  # a loop of the user's own: no recipe that could be trained again, a free-form config
+    reason: str = ""  # why it ended, from run.json
 
     def __getitem__(self, name: str) -> Series:
         """The series of a recorded value; an empty one where it was never recorded."""
@@ -53,11 +60,38 @@ class History:
     def __contains__(self, name: object) -> bool:
         return name in self.rows
 
+    def has(self, need: str) -> bool:
+        """Whether the run recorded this; of "a|b", whether it recorded one of them.
+
+        A need is a row (`loss`, `*/accuracy`), an eval (`eval/*/loss`), a table (`tensors`), a kind of event, a config
+        key (has a dot), a derived number, `parent` or `recipe`.
+        """
+        if "|" in need:
+            return any(self.has(one) for one in need.split("|"))
+        if need in ("parent", "recipe"):
+            return self.parent is not None if need == "parent" else not self.is_script
+        if "." in need:
+            return self.config.get(need) is not None
+        if need.startswith("eval/"):
+            return any(fnmatchcase(f"eval/{of}/{key}", need) for of, named in self.evals.items() for key in named)
+        if "*" in need:
+            return any(fnmatchcase(row, need) for row in self.rows)
+        is_known = need in self.rows or need in self.tables or self.derived.get(need) is not None
+        return is_known or bool(self.events_of(need))
+
+    def number(self, key: str) -> float | None:
+        """A number of the config; None where the key is absent or holds something else."""
+        value = self.config.get(key)
+        try:
+            return None if value is None or isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            return None
+
     @property
     def end(self) -> int:
-        """The last step recorded, plus one."""
-        steps = self["loss"].steps
-        return int(steps[-1]) + 1 if len(steps) else 0
+        """The last step recorded, plus one; without a loss, of any row."""
+        counted = [self["loss"]] if len(self["loss"]) else self.rows.values()
+        return max((int(series.steps[-1]) + 1 for series in counted if len(series)), default=0)
 
     @property
     def num_steps(self) -> int | None:
@@ -65,7 +99,12 @@ class History:
 
     @property
     def warmup_steps(self) -> int:
-        return int(self.derived.get("warmup_steps") or 0)
+        """As the run says; of a script, how long its rate rises from the first step on."""
+        said, lr = self.derived.get("warmup_steps"), self["lr"].finite
+        if said is not None or not self.is_script or not len(lr) or lr.steps[0] > 0:
+            return int(said or 0)
+        stops = np.flatnonzero(np.diff(lr.values) <= 0)
+        return int(lr.steps[stops[0] if len(stops) else -1])
 
     @property
     def steps_per_epoch(self) -> float:
@@ -80,102 +119,84 @@ class History:
 
     def until(self, end: int) -> History:
         """The same run as it looked when `end` steps had been taken. Costs little: arrays are cut, not copied."""
-        return History(
-            self.run_id,
-            self.status if end >= self.end else "running",
-            self.config,
-            self.derived,
-            self.data,
-            {name: series.between(0, end) for name, series in self.rows.items()},
-            {kind: _cut(table, end) for kind, table in self.tables.items()},
-            {name: {k: s.between(0, end + 1) for k, s in of.items()} for name, of in self.evals.items()},
-            [e for e in self.events if not isinstance(e.get("step"), int) or e["step"] <= end],
-            self.parent,
-            self.superseded,
+        return replace(
+            self,
+            status=self.status if end >= self.end else "running",
+            rows={name: series.between(0, end) for name, series in self.rows.items()},
+            tables={kind: table.until(end) for kind, table in self.tables.items()},
+            evals={name: {k: s.between(0, end + 1) for k, s in of.items()} for name, of in self.evals.items()},
+            events=[e for e in self.events if not isinstance(e.get("step"), int) or e["step"] <= end],
         )
 
 
 def read(run: Run, with_parent: bool = True) -> History:
-    """All that a run's folder tells. A parent that is gone is no parent."""
+    """Everything in a run's folder. A parent that is gone is no parent."""
     from rung.runs.metrics import superseded_rows
 
+    recipe = str(run.document.get("recipe") or "")
+    arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])
     history = History(
         run.id,
         run.status,
         dict(flat(run.config())),
         dict(run.document.get("derived") or {}),
         run.data(),
-        rows_of(run),
-        tables_of(read_tables(run.path / "tables")),
-        evals_of(run.evals()),
+        {name: Series(arrays.steps[rows], values) for name, (rows, values) in arrays.columns.items()},
+        tables_from_rows(read_tables(run.path / "tables")),
+        evals_from_rows(run.evals()),
         list(run.events()),
         superseded=superseded_rows(run.path / "metrics"),
+        is_script=recipe in SCRIPTS or recipe.startswith("import "),
+        reason=str(run.document.get("reason") or ""),
     )
     if code := run.document.get("code"):  # not an event of its own: it was known before there were any
         history.events.insert(0, {**code, "kind": "code", "step": 0})
     parent = run.document.get("parent")
     if with_parent and parent:
         try:
-            history.parent = read(open_run(str(parent), run.path.parent.parent), with_parent=False)
+            found = open_run(str(parent), run.path.parent.parent)
+            if is_same_run(found, run.document.get("parent_uid")):
+                history.parent = read(found, with_parent=False)
         except Exception:  # deleted, damaged or elsewhere: rules that compare have nothing to compare with
             history.parent = None
     return history
 
 
-def rows_of(run: Run) -> dict[str, Series]:
-    """Every metric but those of evals; of a long run out of its copy by column."""
-    arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])
-    return {name: Series(arrays.steps[rows], values) for name, (rows, values) in arrays.columns.items()}
+def series_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    """Rows with a `step` -> a series per number in them, without the steps that lack it."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float):
+                steps, values = found.setdefault(name, ([], []))
+                steps.append(int(row["step"]))
+                values.append(value)
+    return {name: Series(np.asarray(s, np.int64), np.asarray(v, np.float64)) for name, (s, v) in found.items()}
 
 
-def series_of(columns: Mapping[str, Sequence[Any]]) -> dict[str, Series]:
-    """Columns with None where a row has no such value -> series without these rows."""
-    steps = np.asarray(columns.get("step", []), np.int64)
-    found = {}
-    for name, values in columns.items():
-        if name in ("step", "unix_s") or name.startswith("eval/"):
-            continue
-        there = np.fromiter((v is not None for v in values), bool, len(values))
-        kept = np.asarray([v for v in values if v is not None], np.float64)
-        found[name] = Series(steps[there], kept)
-    return found
+def evals_from_rows(evals: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Series]]:
+    """set -> name -> values at eval steps."""
+    by_set: dict[str, list[Mapping[str, Any]]] = {}
+    for row in evals:
+        by_set.setdefault(str(row["set"]), []).append({k: v for k, v in row.items() if k != "set"})
+    return {name: series_from_rows(rows) for name, rows in by_set.items()}
 
 
-def tables_of(read: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Table]:
+def tables_from_rows(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Table]:
     """Rows of the latest names only: a model whose layers changed has two tables, and the later one counts."""
-    tables = {}
-    for kind, all_rows in read.items():
+    found = {}
+    for kind, all_rows in tables.items():
         names = list(all_rows[-1]["names"])
         rows = [row for row in all_rows if row["names"] == names]
         columns = [c for c in rows[-1] if c not in ("names", "step")]
         values = {c: np.asarray([row.get(c, [np.nan] * len(names)) for row in rows], np.float64) for c in columns}
-        tables[kind] = Table(np.asarray([row["step"] for row in rows], np.int64), names, values)
-    return tables
+        found[kind] = Table(np.asarray([row["step"] for row in rows], np.int64), names, values)
+    return found
 
 
-def evals_of(evals: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Series]]:
-    found: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-    for event in evals:
-        of_set = found.setdefault(str(event["set"]), {})
-        for name, value in event.items():
-            if name not in ("step", "set") and isinstance(value, int | float):
-                steps, values = of_set.setdefault(name, ([], []))
-                steps.append(int(event["step"]))
-                values.append(float(value))
-    return {
-        name: {k: Series(np.asarray(s, np.int64), np.asarray(v, np.float64)) for k, (s, v) in of.items()}
-        for name, of in found.items()
-    }
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _cut(table: Table, end: int) -> Table:
-    num_rows = int(np.searchsorted(table.steps, end))
-    return Table(table.steps[:num_rows], table.names, {c: v[:num_rows] for c, v in table.columns.items()})

@@ -1,8 +1,7 @@
 """Budgets and cadences in whatever unit the user gave, as steps.
 
-Steps, targets and epochs become whole numbers of steps before training starts, so that what is due at step t does not
-depend on how the run got there. Only time is asked of the clock, and it can end a run or ask for a save, an eval or
-samples: none of these changes what is learned.
+What is due at step t does not depend on how the run got there. Only time is asked of the clock, and it can end a run or
+ask for a save, an eval or samples: none of these changes what is learned.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Cadence:
         return int(elapsed_s // self._every_s) if self._every_s else 0
 
 
-class Due(NamedTuple):
+class Actions(NamedTuple):
     """What is to be done at a state, in this order."""
 
     save: bool
@@ -65,12 +64,8 @@ class Due(NamedTuple):
     end: bool
     stop: bool
 
-    @property
-    def anything(self) -> bool:
-        return any(self)
 
-
-class Agenda:
+class Due:
     """Says what is due at each state, the same on every rank."""
 
     def __init__(
@@ -82,18 +77,18 @@ class Agenda:
         agreed: Callable[[bool, int], bool],
         redo_eval_at: int | None = None,
     ) -> None:
-        self._redo_eval_at = redo_eval_at
-        self._num_steps, self._max_s, self._agreed = num_steps, cfg.optimizer.max_iters.seconds, agreed
+        self._num_steps, self._max_s = num_steps, cfg.optimizer.max_iters.seconds
+        self._agreed, self._redo_eval_at = agreed, redo_eval_at
         budgets = (cfg.checkpoint.every, cfg.eval_interval, cfg.sample_interval)
         self._save, self._eval, self._sample = (Cadence(budget, rate, elapsed_s) for budget in budgets)
 
-    def at(self, step: int, elapsed_s: float, is_asked_to_stop: bool) -> Due:
+    def at(self, step: int, elapsed_s: float, is_asked_to_stop: bool) -> Actions:
         end = self._num_steps is not None and step >= self._num_steps
         # Clocks and signals differ between ranks, so what they say is agreed on.
         if self._max_s is not None and not end:
             end = self._agreed(elapsed_s >= self._max_s, step)
         stop = not end and self._agreed(is_asked_to_stop, step)
-        return Due(
+        return Actions(
             save=self._save.due(step, elapsed_s) or end or stop,
             eval=self._eval.due(step, elapsed_s) or end or step == self._redo_eval_at,
             sample=self._sample.due(step, elapsed_s) or end,

@@ -1,15 +1,17 @@
 """Keeps a step that failed, so that it can be run again: the state before it, and what it was given.
 
-    captures/<step>/                    a checkpoint of the state before the step, in the usual format
-    captures/<step>/batch.<rank>.safetensors   its micros, "<micro>/<name>"
+    captures/<step>/                           a checkpoint of the state before the step, in the usual format
+    captures/<step>/batch.<rank>.safetensors   the tensors of its micros, "<micro>/<name>"
     captures/<step>/capture.<rank>.json        what else the step depended on
 
-A capture is whole or absent, as a checkpoint is; the batches of other ranks arrive after it.
+The same for a run of the engine and for a script under rung.guard; they differ in what `micros` in the JSON says: rows
+of a stream there, the nesting of a batch and the random states here. A capture is whole or absent, as a checkpoint is;
+the batches of other ranks arrive after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,62 +20,83 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from rung.data.prefetch import Micro
-from rung.engine.build import Setup
 from rung.engine.checkpoint import Checkpoints
+from rung.engine.parallel import World
+from rung.engine.prefetch import Micro
+from rung.engine.state import State
 from rung.errors import CheckpointError
 from rung.files import write_whole
-from rung.recipe import Draw
-from rung.runs.files import read_json, to_json
+from rung.random import Draw
+from rung.runs.files import floats_again, read_json, to_json
 
 
 @dataclass(frozen=True)
 class Captured:
-    """`facts` and `micros` by rank."""
+    """`facts` and `tensors` by rank."""
 
     path: Path
     facts: list[dict[str, Any]]
-    micros: list[list[Micro]]
+    tensors: list[dict[str, Tensor]]
+
+    @property
+    def micros(self) -> list[list[Micro]]:
+        """Of a run of the engine, by rank."""
+        ranks = []
+        for fact, tensors in zip(self.facts, self.tensors, strict=True):
+            micros: list[Micro] = []
+            for number, about in enumerate(fact["micros"]):
+                try:
+                    draw = Draw(fact["seed"], fact["step"], np.asarray(about["rows"], np.int64))
+                    ids = np.asarray(about["ids"], np.int64)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise CheckpointError(
+                        f"the capture of step {fact.get('step')} is damaged: {error!r}", code="capture-damaged"
+                    ) from error
+                prefix = f"{number}/"
+                batch = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                micros.append(Micro(ids, draw, batch))
+            ranks.append(micros)
+        return ranks
 
 
 def write(
-    folder: Path, setup: Setup, step: int, micros: Sequence[Micro], facts: Mapping[str, Any], is_alone: bool = False
+    folder: Path,
+    state: State,
+    extra: Mapping[str, Any],
+    world: World,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    is_alone: bool = False,
 ) -> Path:
-    """`setup.state` must be the state before the step. The first rank writes the state, each rank its own batch.
+    """`state` must be that before the step. The first rank writes it, each rank its own batch.
 
     `is_alone`: only this rank failed, and nobody waits for it; it writes the state too, which is the same on all ranks.
     """
     captures = Checkpoints(folder)
-    path = captures.at(step)
+    path = captures.at(state.progress.step)
     try:
-        if setup.world.is_first or is_alone:
-            captures.save(setup.state, setup.save_extra())
+        if world.is_first or is_alone:
+            captures.save(state, extra)
     finally:  # also when the disk is full, or the others would wait for good
         if not is_alone:
-            setup.world.wait()
-    rank = setup.world.rank
+            world.wait()
     # (cloned: the file format refuses two names for one memory)
-    named = {f"{n}/{name}": t.detach().cpu() for n, micro in enumerate(micros) for name, t in micro.batch.items()}
-    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
-    save_file(tensors, path / f"batch.{rank}.safetensors")
-    document = {**machine(setup), **facts, "step": step, "micros": [_described(micro) for micro in micros]}
-    write_whole(path / f"capture.{rank}.json", to_json(document) + b"\n")
+    kept = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    save_file(kept, path / f"batch.{world.rank}.safetensors")
+    document = {**facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
+    write_whole(path / f"capture.{world.rank}.json", to_json(document) + b"\n")
     return path
 
 
-def machine(setup: Setup) -> dict[str, Any]:
+def conditions(device: torch.device, dtype: str | None, loss_scale: float | None, is_compiled: bool) -> dict[str, Any]:
     """What a step depends on besides its state and its batch."""
-    scale, world = setup.precision.loss_scale, setup.world
     return {
-        "rank": world.rank,
-        "num_ranks": world.size,
-        "seed": setup.cfg.seed,
-        "position": setup.state.progress.position,
-        "dtype": setup.precision.name,
-        "device": str(world.device),
-        "loss_scale": float(scale.scale) if scale is not None else None,
-        "compile": setup.cfg.system.compile,
+        "dtype": dtype,
+        "device": str(device),
+        "loss_scale": loss_scale,
+        "compile": is_compiled,
         "flags": {
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -84,31 +107,21 @@ def machine(setup: Setup) -> dict[str, Any]:
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> Captured:
-    facts, micros = [], []
+    facts, tensors = [], []
     for file in sorted(path.glob("capture.*.json"), key=lambda f: int(f.name.split(".")[1])):
         try:
-            fact = read_json(file)
-            tensors = load_file(path / f"batch.{fact['rank']}.safetensors", device=str(device))
+            fact = floats_again(read_json(file))
+            tensors.append(load_file(path / f"batch.{fact['rank']}.safetensors", device=str(device)))
             facts.append(fact)
-            micros.append([_micro(fact, n, tensors) for n in range(len(fact["micros"]))])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise CheckpointError(f"the capture {path} is damaged: {file.name}: {error}") from error
+            raise CheckpointError(
+                f"the capture {path} is damaged: {file.name}: {error}", code="capture-damaged"
+            ) from error
     if not facts:
-        raise CheckpointError(f"{path} is not a capture: it has no capture.<rank>.json")
-    return Captured(path, facts, micros)
+        raise CheckpointError(f"{path} is not a capture: it has no capture.<rank>.json", code="no-capture")
+    return Captured(path, facts, tensors)
 
 
 def steps(folder: Path) -> list[int]:
     """The steps that were captured, oldest first."""
-    return [step for step in Checkpoints(folder).steps() if any(Checkpoints(folder).at(step).glob("capture.*.json"))]
-
-
-def _described(micro: Micro) -> dict[str, Any]:
-    return {"ids": micro.ids.tolist(), "rows": micro.draw.rows.tolist()}
-
-
-def _micro(fact: Mapping[str, Any], number: int, tensors: Mapping[str, torch.Tensor]) -> Micro:
-    described, prefix = fact["micros"][number], f"{number}/"
-    batch = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    draw = Draw(fact["seed"], fact["step"], np.asarray(described["rows"], np.int64))
-    return Micro(np.asarray(described["ids"], np.int64), draw, batch)
+    return [step for step in Checkpoints(folder).steps() if any(Checkpoints(folder).at(step).glob("capture*.json"))]

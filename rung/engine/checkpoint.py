@@ -1,8 +1,8 @@
 """Saves and restores a run.
 
-    checkpoints/<step>/model.safetensors   weights, float32, each tensor once however many names it has
+    checkpoints/<step>/model.safetensors   weights and buffers, each tensor once however many names it has
     checkpoints/<step>/optimizer.pt        optimizers and scaler; loads with weights_only=True
-    checkpoints/<step>/state.json          numbers, identity of the recipe, config
+    checkpoints/<step>/state.json          numbers, identity of the recipe, config, fingerprints of what is frozen
     checkpoints/<step>/manifest.json       sizes and hashes of the above
     checkpoints/best, checkpoints/pinned   step numbers; see rung.runs.marks
 
@@ -16,8 +16,8 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rung.engine.fingerprints import fingerprint, unchanged
 from rung.engine.state import Progress, State
 from rung.errors import CheckpointError
 from rung.files import sha256, sync, write_whole
@@ -67,8 +68,9 @@ class Checkpoints:
             write_whole(self.folder / name, marks.mark_text(steps))
         except OSError as error:
             raise CheckpointError(
-                f"cannot write {self.folder / name}: {_reason(error)}; the saves are untouched; make room or mend the "
-                "permissions, then `rung resume` the run"
+                f"cannot write {self.folder / name}: {_reason(error)}; the saves are untouched; make room or fix the "
+                "permissions, then `rung resume` the run",
+                code="cannot-write",
             ) from error
 
     def save(self, state: State, extra: Mapping[str, Any]) -> Path:
@@ -80,11 +82,13 @@ class Checkpoints:
         beside = self.folder / f".{step:08d}.{os.getpid()}.tmp"
         try:
             beside.mkdir(parents=True)
-            weights = {name: tensor.contiguous() for name, tensor in canonical(state.model).items()}
-            save_file(weights, beside / "model.safetensors")
+            weights = canonical(state.model)
+            frozen = unchanged(weights, state.frozen)
+            written = {name: tensor.contiguous() for name, tensor in weights.items() if name not in frozen}
+            save_file(written, beside / "model.safetensors")
             with (beside / "optimizer.pt").open("wb") as file:  # given a path, torch.save hides what the disk said
                 torch.save(state.tensors(), file)
-            numbers = {"progress": state.numbers(), **extra}
+            numbers = {"progress": asdict(state.progress), "frozen": frozen, **extra}
             (beside / "state.json").write_text(json.dumps(numbers, indent=1), "utf-8")
             files = {name: {"bytes": (beside / name).stat().st_size, "sha256": sha256(beside / name)} for name in FILES}
             (beside / "manifest.json").write_text(json.dumps({"step": step, "files": files}, indent=1), "utf-8")
@@ -96,18 +100,19 @@ class Checkpoints:
         except Exception as error:
             shutil.rmtree(beside, ignore_errors=True)
             # torch.save raises something of its own after the OSError; safetensors only quotes it
-            if _os_error(error) is not None or "os error" in str(error).lower():
-                raise CheckpointError(
-                    f"step {step} could not be saved in {self.folder}: {_reason(error)}; earlier saves are untouched; "
-                    "make room or mend the permissions, then `rung resume` the run"
-                ) from error
-            raise
+            if _os_error(error) is None and "os error" not in str(error).lower():
+                raise
+            raise CheckpointError(
+                f"step {step} could not be saved in {self.folder}: {_reason(error)}; earlier saves are untouched; "
+                "make room or fix the permissions, then `rung resume` the run",
+                code="cannot-write",
+            ) from error
         return final
 
     def set_aside(self, after: int) -> list[int]:
-        """Moves saves later than a step out of the way: a run that goes on from there has another future.
+        """Moves saves later than a step to checkpoints/aside-<n>/, where they can be loaded by path but count no more.
 
-        They are kept under checkpoints/aside-<n>/, where they can be loaded by path but count no more.
+        A run that continues from an earlier step has another future.
         """
         later = [step for step in self.steps() if step > after]
         if not later:
@@ -119,7 +124,7 @@ class Checkpoints:
                 os.rename(self.at(step), place / self.at(step).name)
         except OSError as error:
             raise CheckpointError(
-                f"cannot set aside the saves after {after} in {self.folder}: {_reason(error)}"
+                f"cannot set aside the saves after {after} in {self.folder}: {_reason(error)}", code="cannot-write"
             ) from error
         if self.best in later:
             (self.folder / marks.BEST).unlink()
@@ -141,7 +146,8 @@ class Checkpoints:
             (self.at(step) / "manifest.json").unlink()
         except OSError as error:
             raise CheckpointError(
-                f"cannot remove the save {self.at(step)}: {_reason(error)}; mend the permissions, then `rung resume`"
+                f"cannot remove the save {self.at(step)}: {_reason(error)}; fix the permissions, then `rung resume`",
+                code="cannot-write",
             ) from error
         shutil.rmtree(self.at(step), ignore_errors=True)
 
@@ -157,7 +163,7 @@ class Checkpoints:
 
 
 def to_delete(steps: Iterable[int], keep: int, protected: Iterable[int]) -> list[int]:
-    """Steps to throw away so that `keep` are left besides the protected ones; 0 keeps all, the last always stays."""
+    """Steps to delete so that `keep` are left, not counting the protected ones; 0 keeps all, the last always stays."""
     steps = sorted(steps)
     if keep == 0 or not steps:
         return []
@@ -178,6 +184,25 @@ class Saved:
     def progress(self) -> Progress:
         return Progress(**self.state["progress"])
 
+    def load_into(self, model: nn.Module, is_new_run: bool = False) -> list[str]:
+        """Fills a model, whose frozen part must be the one that these weights were trained beside.
+
+        A new run may begin beside another one; the names of the tensors that differ are returned.
+        """
+        own, frozen = canonical(model), self.state.get("frozen", {})
+        same = unchanged(own, frozen)
+        differ = [name for name in frozen if name in own and name not in same]
+        if differ and not is_new_run:
+            here = fingerprint(own[differ[0]])
+            raise CheckpointError(
+                f"{self.path} was trained beside other frozen weights: {differ[0]} was {frozen[differ[0]]}, here it is "
+                f"{here} ({len(differ)} of {len(frozen)} tensors differ); a save does not hold them: restore the files "
+                "that the recipe loads them from, or start a new run with init_from",
+                code="checkpoint-mismatch",
+            )
+        load_weights(model, self.weights, self.path, frozen)
+        return differ
+
     def tensors(self) -> dict[str, Any]:
         loaded: dict[str, Any] = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
         return loaded
@@ -185,19 +210,34 @@ class Saved:
 
 def load(path: Path) -> Saved:
     """Reads a checkpoint after checking every byte of it."""
+    file = path / "manifest.json"
     problem = problem_of(path)
     if problem is not None:
-        raise CheckpointError(f"{problem}{_elsewhere(path)}")
+        # Names the newest other save of the run that is whole, if there is one.
+        if path.name.isdigit():
+            saves = Checkpoints(path.parent)
+            others = (step for step in reversed(saves.steps()) if step != int(path.name))
+            whole = next((step for step in others if problem_of(saves.at(step)) is None), None)
+            remedy = f"the last other whole save is {whole}: add `--at {whole}`, or name its folder"
+            problem += "; there is no other whole save" if whole is None else f"; {remedy}"
+        code = "checkpoint-damaged" if file.is_file() else "no-checkpoint"
+        raise CheckpointError(problem, code=code)
+    step = json.loads(file.read_text("utf-8"))["step"]
     state = json.loads((path / "state.json").read_text("utf-8"))
-    return Saved(path, _manifest(path)["step"], load_file(path / "model.safetensors"), state)
+    return Saved(path, step, load_file(path / "model.safetensors"), state)
 
 
 def problem_of(path: Path) -> str | None:
     """Compares every byte with the manifest; the first thing that is wrong, or None when the save is whole."""
+    file = path / "manifest.json"
+    if not file.is_file():
+        return f"no checkpoint at {path} (it has no manifest.json)"
     try:
-        manifest = _manifest(path)
-    except CheckpointError as error:
-        return str(error)
+        manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        for name in FILES:
+            manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return f"{path} is damaged: manifest.json cannot be read"
     for name, spec in manifest["files"].items():
         file = path / name
         if not file.is_file():
@@ -211,13 +251,6 @@ def problem_of(path: Path) -> str | None:
     return None
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """The numbers of a checkpoint alone, without its weights."""
-    _manifest(path)
-    state: dict[str, Any] = json.loads((path / "state.json").read_text("utf-8"))
-    return state
-
-
 def check_identity(saved: Saved, identity: Mapping[str, Any]) -> None:
     """Refuses weights whose numbers mean something else here: another vocabulary, another tokenizer."""
     before = saved.state.get("identity", {})
@@ -225,46 +258,49 @@ def check_identity(saved: Saved, identity: Mapping[str, Any]) -> None:
     if not differ:
         return
     # A list of names says more than the hash that changes with it.
-    name = min(differ, key=lambda name: not _both_lists(before.get(name), identity.get(name)))
+    lists = [name for name in differ if isinstance(before.get(name), list) and isinstance(identity.get(name), list)]
+    if lists:  # the first place where they differ: whole ones would fill the screen
+        old, new = before[lists[0]], identity[lists[0]]
+        pairs = enumerate(itertools.zip_longest(old, new, fillvalue="nothing"))
+        place, (was, now) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        what = f"{was} at place {place} of {lists[0]}, this config has {now} there ({len(old)} and {len(new)} in all)"
+    else:
+        values = (before.get(differ[0]), identity.get(differ[0]))
+        was, now = (f"a list of {len(one)}" if isinstance(one, list) else one for one in values)
+        what = f"{differ[0]} {was}, this config has {now}"
     raise CheckpointError(
-        f"{saved.path} was trained with {_difference(name, before.get(name), identity.get(name))}; "
-        "its weights would mean something else: use the data and the recipe it was trained with"
+        f"{saved.path} was trained with {what}; its weights would mean something else: use the data and the recipe it "
+        "was trained with",
+        code="checkpoint-mismatch",
     )
 
 
-def _both_lists(before: Any, after: Any) -> bool:
-    return isinstance(before, list) and isinstance(after, list)
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: Path, frozen: Collection[str] = ()) -> None:
+    """Copies weights into a model whose tensors must have the same names and shapes; the model keeps its dtype.
 
-
-def _difference(name: str, before: Any, after: Any) -> str:
-    """Of two lists the first place where they differ: whole ones would fill the screen."""
-    if not _both_lists(before, after):
-        was, now = (f"a list of {len(one)}" if isinstance(one, list) else one for one in (before, after))
-        return f"{name} {was}, this config has {now}"
-    pairs = itertools.zip_longest(before, after, fillvalue="nothing")
-    place, (was, now) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
-    return f"{was} at place {place} of {name}, this config has {now} there ({len(before)} and {len(after)} in all)"
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
-    """Copies weights into a model whose tensors must have the same names and shapes; the model keeps its dtype."""
+    Those named in `frozen` may be missing from the weights: then the model keeps its own.
+    """
     own = canonical(model)
-    missing, extra = [n for n in own if n not in weights], [n for n in weights if n not in own]
+    missing = [name for name in own if name not in weights and name not in frozen]
+    extra = [name for name in (*weights, *frozen) if name not in own]
     if missing or extra:
         what = f"lacks {missing[0]}" if missing else f"has {extra[0]}, which this model does not"
         raise CheckpointError(
             f"{where} is of another model: it {what} ({len(missing)} missing, {len(extra)} extra); "
-            "use the model section of its own config"
+            "use the model section of its own config",
+            code="checkpoint-mismatch",
         )
-    for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            there, here = ("x".join(map(str, t.shape)) or "a scalar" for t in (tensor, own[name]))
             raise CheckpointError(
-                f"{where} is of another shape: {name} is {_shape(weights[name])} there and {_shape(tensor)} here; "
-                "use the model section of its own config"
+                f"{where} is of another shape: {name} is {there} there and {here} here; use the model section of its "
+                "own config",
+                code="checkpoint-mismatch",
             )
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
 
 
 def canonical(model: nn.Module) -> dict[str, Tensor]:
@@ -278,35 +314,6 @@ def canonical(model: nn.Module) -> dict[str, Tensor]:
         seen.add(identity)
         state[name] = tensor.detach()
     return state
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise CheckpointError(f"no checkpoint at {path} (it has no manifest.json)")
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        for name in FILES:
-            manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is damaged: manifest.json cannot be read") from None
-    return manifest
-
-
-def _elsewhere(path: Path) -> str:
-    """Names the newest other save of the run that is whole, if there is one."""
-    if not path.name.isdigit():
-        return ""
-    saves = Checkpoints(path.parent)
-    others = (step for step in reversed(saves.steps()) if step != int(path.name))
-    whole = next((step for step in others if problem_of(saves.at(step)) is None), None)
-    if whole is None:
-        return "; there is no other whole save"
-    return f"; the last whole save besides is {whole}: add `--at {whole}`, or name its folder"
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -1,8 +1,7 @@
 """Where the time of a run goes: waiting for data, forward and backward, update, eval, save, samples, the rest.
 
-Host time; copying to the device happens beside the step, in the gathering thread, and is measured there. On a GPU the
-host runs ahead of the device, so the phases of one step say what the host did; their sum over steps is still the time
-that passed, because the host can only run ahead so far. Waiting for data is real either way.
+Host time. On a GPU the host runs ahead of the device, so the phases of one step say what the host did; their sum over
+steps is still the time that passed, because the host can only run ahead so far.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ PHASES = ("wait", "forward_backward", "update", "eval", "save", "sample", "other
 
 class Clock:
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(PHASES, 0.0)
         self.step_s = dict.fromkeys(PHASES, 0.0)
         self._lap = time.perf_counter()
 
@@ -34,6 +32,4 @@ class Clock:
         spent, self.step_s = self.step_s, dict.fromkeys(PHASES, 0.0)
         spent["other"] = max(0.0, now - self._lap - sum(spent.values()))
         self._lap = now
-        for name, seconds in spent.items():
-            self.totals[name] += seconds
         return spent

@@ -17,8 +17,15 @@ class System:
         "auto",
         "Precision of forward and backward; weights stay float32. auto: bfloat16 on a GPU that has it, else float32.",
     )
-    compile: bool = key(False, "Compile each objective's loss, or the modules it names, with torch.compile.")
-    data_workers: int = key(1, "Threads that gather batches ahead of the step; 0 gathers in the step itself.", low=0)
+    compile: bool = key(
+        False, "Compile with torch.compile what the recipe names, its loss or parts of its model; evals run as written."
+    )
+    activation_checkpointing: bool = key(
+        False, "Keep only what goes into the model's blocks and compute the rest again in backward; slower."
+    )
+    data_workers: int = key(
+        1, "Threads, or processes, that gather batches ahead of steps and evals; 0 gathers in the step itself.", low=0
+    )
     threads: int = key(0, "CPU threads of torch; 0 leaves torch's own choice.", low=0)
     deterministic: bool = key(
         False, "Ask torch for deterministic kernels; slower on a GPU, no effect on most CPU work."
@@ -51,7 +58,7 @@ class Optimizer:
     beta1: float = key(0.9, "Decay of the first moment.", low=0, high=0.999999)
     beta2: float = key(0.95, "Decay of the second moment.", low=0, high=0.999999)
     eps: float = key(1e-8, "Added to the root of the second moment.", low=1e-30)
-    momentum: float = key(0.95, "Momentum of muon.", low=0, high=1)
+    momentum: float = key(0.95, "Momentum of muon; adamw has none, its first moment is beta1.", low=0, high=1)
 
 
 @dataclass
@@ -89,9 +96,9 @@ class Checkpoint:
         2, "How many of those to keep; the best, the last and pinned ones are always kept; 0 keeps all.", low=0
     )
     best: bool = key(True, "Save whenever the first eval set has a new lowest loss.")
-    initial: bool = key(False, "Also save before the first step, and keep that for good.")
+    initial: bool = key(False, "Also save before the first step, and keep that save.")
     geometric: float = key(
-        0.0, "Keep a save for good each time the eval loss falls below this share of that at the last such; 0 = never.",
+        0.0, "Keep a save each time the eval loss falls below this share of the loss at the last such save; 0 = never.",
         low=0, high=1,
     )  # fmt: skip
 
@@ -109,23 +116,23 @@ class Logging:
 class Guard:
     policy: Literal["stop", "skip", "rollback"] = key(
         "stop",
-        "After a step that is not finite: stop; skip its batch and go on; or go back to the last save, past the batch.",
+        "After a step that is not finite: stop; skip its batch; or go back to the last save, past the batch.",
     )
     armed_steps: int = key(
         20, "Steps after a start, a resume or a spike in which updates are checked and undone if they break weights.",
         low=0,
     )  # fmt: skip
-    most: int = key(10, "Skips or rollbacks after which the run stops all the same.", low=1)
+    most: int = key(10, "Skips or rollbacks after which the run stops.", low=1)
 
 
 @dataclass
 class Signals:
     layers_every: int = key(20, "Steps between norms of gradient, weight and update per tensor; 0 = never.", low=0)
-    look_every: int = key(
+    activation_stats_every: int = key(
         100, "Steps between looks at activations and attention, on a few rows of the batch; 0 = never.", low=0
     )
     probes: bool = key(True, "Try the size of the update, and what each declared input is worth, at some of the evals.")
-    doctor: bool = key(True, "Tell findings while the run is going on; `rung doctor` tells them any time.")
+    doctor: bool = key(True, "Report findings while the run trains; `rung doctor` reports them at any time.")
 
 
 @dataclass
@@ -148,8 +155,8 @@ class Engine:
     eval_patience: int = key(0, "Evals without a new lowest loss after which the run ends; 0 = never.", low=0)
     eval_only: bool = key(False, "Evaluate init_from on every eval set, print the result as JSON, train nothing.")
     sample_interval: Budget = key("0", "Distance between samples during training; 0 = only at the end.")
-    checkpoint: Checkpoint = section(Checkpoint, "Saves.")
-    guard: Guard = section(Guard, "What happens to steps that are not finite.")
+    checkpoint: Checkpoint = section(Checkpoint, "Saves.", is_late=True)
+    guard: Guard = section(Guard, "What happens to steps that are not finite.", is_late=True)
     signals: Signals = section(Signals, "What is measured besides the loss.")
     logging: Logging = section(Logging, "What is shown.")
 

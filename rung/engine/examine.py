@@ -1,109 +1,136 @@
-"""A closer look at a fixed set than its average: the loss by group of rows and by position, with standard errors.
+"""The loss on a fixed set by group of rows and by position, with standard errors.
 
-Losses are the terms of the one loss, in the precision of training, summed in float64. A standard error is that of a
-ratio of sums over clusters, the documents that rows were cut from: targets of one row and rows of one document are not
-independent, so that all of them together count as one draw.
-
-The one surprising thing is the control: the same losses with the labels of the clusters dealt out at random, many
-times. What is left of the spread between groups is what chance alone makes.
+Losses are the terms of the one loss, in the precision of training, summed in float64. Standard errors are clustered by
+document, since targets of one row and rows of one document are not independent. As a control, the same losses are
+grouped with the labels of the documents shuffled, many times: that spread between groups is chance alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from rung.data.prefetch import to_device
 from rung.engine.build import Setup
-from rung.engine.evaluate import EVAL_STEP, eval_mode
-from rung.engine.step import seed_torch
-from rung.recipe import Draw, Recipe, Report, Stream, key_of
+from rung.engine.evaluate import eval_mode
+from rung.errors import RecipeError
+from rung.random import key_of
+from rung.recipe import Report, Stream
 
 
-def can_examine(recipe: Recipe) -> bool:
-    return type(recipe).target_losses is not Recipe.target_losses
-
-
-def examine(setup: Setup, model: nn.Module, name: str, stream: Stream, report: Report | None = None) -> dict[str, Any]:
-    """Figures of one eval set, as plain data."""
-    rows = np.arange(stream.num_rows)
+def examine(
+    setup: Setup, model: nn.Module, name: str, stream: Stream, report: Report = lambda *progress: None
+) -> dict[str, Any] | None:
+    """Figures of one eval set, as plain data; None where the loss does not give the losses of single targets."""
+    is_own = model is setup.state.model
+    loss = setup.state.objectives[0].plain_loss if is_own else setup.recipe.objectives(model)[0].loss
+    rows, size = np.arange(stream.num_rows), setup.evaluator.batch_size
     clusters = stream.cluster_of(rows)
     order = np.argsort(clusters, kind="stable")  # so that a cluster is done with before the next one begins
-    tally = Tally(len(stream.groups))
-    size = setup.cfg.data.batch_size
-    with eval_mode(model):
-        for start in range(0, len(rows), size):
-            places = order[start : start + size]
-            if report is not None:
-                report(f"evaluating {name}", start, len(rows))
-            tally.add(*_losses(setup, model, stream, places), clusters[places], stream.group_of(places))
-    if report is not None:
-        report(f"evaluating {name}", len(rows), len(rows))
+    places = [order[start : start + size] for start in range(0, len(rows), size)]
+    tally: Tally | None = None
+    report(f"evaluating {name}", 0, len(rows))
+    with eval_mode(model), closing(setup.evaluator.forward(stream, rows, places, loss)) as results:
+        for number, (some, summed) in enumerate(zip(places, results)):
+            targets = summed.targets
+            if targets is None:
+                return None
+            tally = tally or Tally(len(stream.groups), targets.names)
+            losses, weights = (term.double().cpu().numpy() for term in targets[:2])
+            tally.add(losses, weights, clusters[some], stream.group_of(some))
+            report(f"evaluating {name}", min((number + 1) * size, len(rows)), len(rows))
+    assert tally is not None  # a stream has rows
     return tally.figures(stream.groups)
 
 
-def _losses(setup: Setup, model: nn.Module, stream: Stream, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, positions) float64, both. The draw is that of an eval at these places: see Evaluator."""
-    draw = Draw(setup.cfg.seed, EVAL_STEP, places)
-    batch, _ = to_device(stream.gather(places, draw), setup.world.device)
-    seed_torch("eval", draw)
-    with setup.precision.autocast():
-        losses, weights = setup.recipe.target_losses(model, batch, draw)
-    return losses.double().cpu().numpy(), weights.double().cpu().numpy()
-
-
 class Tally:
-    """Sums by cluster, and moments of them by group and position; clusters must come one after the other."""
+    """Sums by cluster, and moments of them by group and position; clusters must come one after the other.
 
-    def __init__(self, num_groups: int) -> None:
-        self._num_groups = num_groups
+    Targets have further axes where a position holds several, such as codebooks: they are added up in the curves of the
+    whole and of groups, and have curves of their own by `parts`, the names of what they count.
+    """
+
+    def __init__(self, num_groups: int, parts: Sequence[str] = ()) -> None:
+        self._num_groups, self._names, self._has_parts = num_groups, parts, False
         self._clusters: list[tuple[float, float, int, int]] = []  # sum, count, group, rows
-        self._moments: np.ndarray | None = None  # (groups + none, positions, moments)
+        self._moments = np.zeros(0)  # (groups + none, positions, moments), from the first rows on
+        self._parts = np.zeros(0)  # (parts, moments) of clusters
+        self._part_positions = np.zeros(0)  # (parts, positions, moments)
         self._open: tuple[int, int, int, np.ndarray, np.ndarray] | None = None  # the cluster that may have more rows
 
     def add(self, losses: np.ndarray, weights: np.ndarray, clusters: np.ndarray, groups: np.ndarray) -> None:
-        if self._moments is None:
-            self._moments = np.zeros((self._num_groups + 1, losses.shape[1], NUM_MOMENTS))
+        self._has_parts = losses.ndim > 2
+        losses, weights = (x.reshape(len(x), x.shape[1] if x.ndim > 1 else 1, -1) for x in (losses, weights))
+        if not self._moments.size:
+            num_positions, num_parts = losses.shape[1:]
+            self._moments = np.zeros((self._num_groups + 1, num_positions, NUM_MOMENTS))
+            self._parts = np.zeros((num_parts, NUM_MOMENTS))
+            self._part_positions = np.zeros((num_parts, num_positions, NUM_MOMENTS))
+            self._names = self._names or [f"part {number}" for number in range(num_parts)]
+            if self._has_parts and len(self._names) != num_parts:
+                raise RecipeError(
+                    f"TargetLosses names {len(self._names)} parts ({', '.join(self._names)}), but has {num_parts} at a "
+                    "position; name each",
+                    code="bad-loss",
+                )
         firsts = np.flatnonzero(np.r_[True, clusters[1:] != clusters[:-1]])
         sums, counts = np.add.reduceat(losses, firsts), np.add.reduceat(weights, firsts)
         num_rows = np.diff(np.r_[firsts, len(clusters)])
         for i, first in enumerate(firsts):
-            self._extend(int(clusters[first]), int(groups[first]), int(num_rows[i]), sums[i], counts[i])
-
-    def _extend(self, cluster: int, group: int, num_rows: int, losses: np.ndarray, weights: np.ndarray) -> None:
-        if self._open is not None and self._open[0] == cluster:
-            _, group, before, sums, counts = self._open
-            num_rows, losses, weights = before + num_rows, sums + losses, counts + weights
-        else:
-            self._close()
-        self._open = (cluster, group, num_rows, losses, weights)
+            cluster = int(clusters[first])
+            if self._open is not None and self._open[0] == cluster:
+                _, group, before, losses, weights = self._open
+                self._open = (cluster, group, before + int(num_rows[i]), losses + sums[i], weights + counts[i])
+            else:
+                self._close()
+                self._open = (cluster, int(groups[first]), int(num_rows[i]), sums[i], counts[i])
 
     def _close(self) -> None:
-        if self._open is None or self._moments is None:
+        if self._open is None:
             return
         _, group, num_rows, losses, weights = self._open
+        if self._has_parts:
+            self._parts += moments_of(losses.sum(0), weights.sum(0))
+            self._part_positions += moments_of(losses.T, weights.T)
+        losses, weights = losses.sum(1), weights.sum(1)
         self._clusters.append((float(losses.sum()), float(weights.sum()), group, num_rows))
         self._moments[group] += moments_of(losses, weights)  # those of no group come last, which is -1
         self._open = None
 
     def figures(self, names: Sequence[str]) -> dict[str, Any]:
         self._close()
-        assert self._moments is not None, "a stream without rows"
+        assert self._clusters, "a stream without rows"
         table = np.array(self._clusters)
         sums, groups = table[:, [0, 1, 3]], table[:, 2].astype(int)
         result = _of_clusters(sums)
         result["positions"] = _curve(self._moments.sum(0))
+        if self._has_parts:
+            mean, error = ratio(self._parts)
+            result["target_parts"] = {
+                name: {
+                    "loss": _plain(mean[number]),
+                    "se": _plain(error[number]),
+                    "targets": float(self._parts[number, 1]),
+                    "positions": _curve(self._part_positions[number]),
+                }
+                for number, name in enumerate(self._names)
+            }
         if not names:
             return result
         result["groups"] = {
             name: {**_of_clusters(sums[groups == i]), "positions": _curve(self._moments[i])}
             for i, name in enumerate(names)
         }
-        result["mean_of_groups"] = _mean_of([one for one in result["groups"].values() if one["loss"] is not None])
+        known = [one for one in result["groups"].values() if one["loss"] is not None]
+        has_errors = bool(known) and all(one["se"] is not None for one in known)
+        result["mean_of_groups"] = {  # each group with the same weight
+            "loss": sum(one["loss"] for one in known) / len(known) if known else None,
+            "se": math.sqrt(sum(one["se"] ** 2 for one in known)) / len(known) if has_errors else None,
+        }
         result["control"] = _control(moments_of(sums[:, 0], sums[:, 1]), groups, len(names))
         return result
 
@@ -146,16 +173,6 @@ def _curve(moments: np.ndarray) -> dict[str, list[Any]]:
         "loss": [_plain(value) for value in mean],
         "se": [_plain(value) for value in error],
         "targets": moments[:, 1].tolist(),
-    }
-
-
-def _mean_of(groups: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Each group with the same weight."""
-    errors = [one["se"] for one in groups]
-    is_known = bool(groups) and None not in errors
-    return {
-        "loss": sum(one["loss"] for one in groups) / len(groups) if groups else None,
-        "se": math.sqrt(sum(error**2 for error in errors)) / len(groups) if is_known else None,
     }
 
 

@@ -8,14 +8,16 @@ is that of dense matrix products in the dtype at hand. A device that is not in t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rung.recipe import Batch, Draw, Objective
+from rung.engine.contract import read_loss
+from rung.random import Draw
+from rung.recipe import Batch, Objective
 
 # Dense TFLOP/s by (part of the device's name, dtype), from the vendors' data sheets.
 PEAKS = {
@@ -29,24 +31,20 @@ PEAKS = {
 EXCEPT = ("PCIe", "NVL", "GH200")
 
 
-def peak_flops(device: torch.device, dtype: str) -> float | None:
-    """FLOP/s of the device in this dtype, or None where it is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    if any(word in name for word in EXCEPT):
-        return None
-    return next((tflops * 1e12 for (part, kind), tflops in PEAKS.items() if part in name and kind == dtype), None)
-
-
 class Flops(NamedTuple):
     """Of one row: forward and backward of every objective, and the forward part of it by module."""
 
-    per_row: float
-    forward_by_module: dict[str, int]
+    per_row: float = 0.0
+    forward_by_module: Mapping[str, int] = {}
+    row_shapes: Mapping[str, tuple[int, ...]] = {}  # of the row that was counted
+    peak: float | None = None  # FLOP/s of the device in the dtype of the run, where that is known
 
 
-def count_flops(objectives: Sequence[Objective], batch: Batch, draw: Draw) -> Flops:
+def row_shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
+
+
+def count_flops(objectives: Sequence[Objective], batch: Batch, draw: Draw, device: torch.device, dtype: str) -> Flops:
     """Counts on the first row of this batch. Leaves no gradients behind."""
     row = {name: tensor[:1] for name, tensor in batch.items()}
     draw = Draw(draw.seed, draw.step, draw.rows[:1])
@@ -55,10 +53,16 @@ def count_flops(objectives: Sequence[Objective], batch: Batch, draw: Draw) -> Fl
         parameters = [p for p in objective.parameters if p.requires_grad]
         with sdpa_kernel(SDPBackend.MATH):
             with FlopCounterMode(display=False) as forward:
-                loss = objective.loss(row, draw)
+                loss = read_loss(objective.loss, objective.loss(row, draw))
             with FlopCounterMode(display=False) as backward:
                 torch.autograd.grad(loss.sum, parameters, allow_unused=True)
         total += (forward.get_total_flops() + backward.get_total_flops()) / objective.every
         for name, counts in forward.get_flop_counts().items():
             by_module[name] += sum(counts.values())
-    return Flops(total, {name: n for name, n in by_module.items() if name != "Global" and name.count(".") <= 2 and n})
+    named = {name: n for name, n in by_module.items() if name != "Global" and name.count(".") <= 2 and n}
+    peak = None
+    if device.type == "cuda":
+        model = torch.cuda.get_device_name(device)
+        known = [tflops for (part, kind), tflops in PEAKS.items() if part in model and kind == dtype]
+        peak = known[0] * 1e12 if known and not any(word in model for word in EXCEPT) else None
+    return Flops(total, named, row_shapes(batch), peak)

@@ -1,9 +1,7 @@
-"""What init_from may name: a run, a checkpoint of ours, a Hugging Face folder, a file of others.
+"""What init_from may name: a run, a checkpoint of ours, a Hugging Face folder, a checkpoint file of another project.
 
-Finds it, and tells the keys that a model needs to take its weights, so that nobody has to repeat them. Loading is done
-in build.py. Imports no torch: a config is also resolved where nothing is computed.
-
-The surprising thing: a path wins over a run of the same name, as it does wherever a run can be named.
+Finds it and reads the config keys that a model needs to take its weights, so that nobody has to repeat them; build.py
+loads them. A path wins over a run of the same name, as everywhere. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 from rung.config import REFERENCE, Schema
 from rung.errors import CheckpointError, RunError
 from rung.files import sha256
-from rung.recipe import Recipe
+from rung.recipe import Pretrained, Recipe
 from rung.runs import marks
 from rung.runs.query import open_run
 
@@ -23,7 +21,7 @@ TRAINING = ("dropout", "init")  # of a model section: choices of training or of 
 FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")  # as others call their weights
 
 
-def foreign(reference: str) -> Path | None:
+def external_source(reference: str) -> Path | None:
     """The path of weights that others have trained, where init_from names such."""
     path = Path(reference).expanduser()
     try:
@@ -31,7 +29,9 @@ def foreign(reference: str) -> Path | None:
             return path
         is_folder = (path / "config.json").is_file() and not (path / "manifest.json").is_file()
     except OSError as error:
-        raise CheckpointError(f"cannot look for weights at {reference}: {error.strerror}; name another place") from None
+        raise CheckpointError(
+            f"cannot access {reference}: {error.strerror}; name another path", code="cannot-read"
+        ) from None
     return path if is_folder else None
 
 
@@ -43,19 +43,24 @@ def find_checkpoint(reference: str, runs_root: Path) -> Path:
     ):
         return path
     if path.suffix in FILES:
-        raise CheckpointError(f"there is no file {path}; name one of nanoGPT, a Hugging Face folder, or a run")
+        raise CheckpointError(
+            f"there is no file {path}; name one of nanoGPT, a Hugging Face folder, or a run", code="no-file"
+        )
     if path.is_dir() and any(one.suffix in FILES for one in path.iterdir()):
         raise CheckpointError(
-            f"{path} has weights but no config.json to say of which model; copy that too, or name a file"
+            f"{path} has weights but no config.json to say of which model; copy that too, or name a file",
+            code="no-file",
         )
     try:
         run = open_run(reference, runs_root)
     except RunError as error:
-        raise CheckpointError(f"there are no weights at {reference}, and {error}") from None
+        raise CheckpointError(f"there are no weights at {reference}, and {error}", code="no-checkpoint") from None
     folder = run.path / "checkpoints"
     best, steps = marks.read_mark(folder, marks.BEST), marks.saved_steps(folder)
     if not best and not steps:
-        raise CheckpointError(f"{run.id} has no whole checkpoint; train it further, or name another run")
+        raise CheckpointError(
+            f"{run.id} has no whole checkpoint; train it further, or name another run", code="no-checkpoint"
+        )
     return marks.save_folder(folder, best[0] if best else steps[-1])
 
 
@@ -67,16 +72,24 @@ def fingerprint(source: Path) -> dict[str, Any]:
     return {"files": {file.name: sha256(file) for file in files}}
 
 
-def keys_of(reference: str, recipe_class: type[Recipe], schema: Schema, runs_root: Path) -> dict[str, Any]:
+def config_from_pretrained(
+    reference: str, recipe_class: type[Recipe], schema: Schema, runs_root: Path
+) -> dict[str, Any]:
     """The keys that a model must have to take these weights, as a tree.
 
     Where a key of the model section refers to another one (the positions of a model are the length of a row), that
-    other key is told in its place.
+    other key is returned in its place.
     """
-    source = foreign(reference)
+    source = external_source(reference)
     if source is not None:
-        return dict(recipe_class.keys_of(source))
-    was = _config_of(find_checkpoint(reference, runs_root))
+        return dict(recipe_class.config_from_pretrained(source)) if issubclass(recipe_class, Pretrained) else {}
+    path = find_checkpoint(reference, runs_root)
+    try:
+        was: dict[str, Any] = json.loads((path / "state.json").read_text("utf-8"))["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"
+        ) from error
     found: dict[str, Any] = {}
     for name, known in schema.keys.items():
         section, _, last = name.partition(".")
@@ -87,11 +100,3 @@ def keys_of(reference: str, recipe_class: type[Recipe], schema: Schema, runs_roo
         if last in (there := was.get(section, {})):
             found.setdefault(section, {})[last] = there[last]
     return found
-
-
-def _config_of(path: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((path / "state.json").read_text("utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: state.json does not tell its config ({error})") from error
-    return config

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from rung.engine.step import Trained
+    from rung.engine.guarded import ObjectiveState
 
 COLUMNS = ("grad", "weight", "update", "rms", "eps_share")
 
@@ -23,7 +23,7 @@ COLUMNS = ("grad", "weight", "update", "rms", "eps_share")
 class Layers:
     """`begin` before an update, `end` after it; then `measured` has one tensor per column, in the order of `names`."""
 
-    def __init__(self, model: nn.Module, objectives: Sequence[Trained]) -> None:
+    def __init__(self, model: nn.Module, objectives: Sequence[ObjectiveState]) -> None:
         self._name_of = {id(p): name for name, p in model.named_parameters()}
         self._objectives = list(objectives)
         parameters = [p for objective in objectives for p in objective.parameters]
@@ -40,14 +40,14 @@ class Layers:
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
         return [self._name_of.get(id(p), f"not in the model {tuple(p.shape)}") for p in parameters]
 
-    def note_first(self, objective: Trained, per_target: Tensor) -> None:
+    def note_first(self, objective: ObjectiveState, per_target: Tensor) -> None:
         """The norm of the gradient of the first micro's mean loss: what a step of its size would have."""
         gradients = [p.grad for p in objective.parameters if p.grad is not None]
         if gradients:
             self.norm_first = torch.linalg.vector_norm(_stacked(torch._foreach_norm(gradients))) * per_target
 
-    def begin(self, due: Sequence[Trained], copies: Sequence[Tensor] | None) -> None:
-        """`copies` of all parameters of `due`, if somebody has made them already; they are used up."""
+    def begin(self, due: Sequence[ObjectiveState], copies: Sequence[Tensor] | None) -> None:
+        """`copies` of all parameters of `due`, if there are any already; they are overwritten."""
         self._before, start = {}, 0
         for objective in due:
             stop = start + len(objective.parameters)
@@ -57,29 +57,28 @@ class Layers:
 
     @torch.no_grad()
     def end(self, gradient_norms: Mapping[str, Tensor]) -> None:
-        """Before the gradients are let go of."""
+        """Call it before the gradients are freed."""
         columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
         for objective in self._objectives:
-            for name, values in self._of(objective, gradient_norms.get(objective.name)).items():
+            device = objective.parameters[0].device
+            nothing = torch.full((len(objective.parameters),), math.nan, device=device)
+            found = dict.fromkeys(COLUMNS, nothing)
+            norms = gradient_norms.get(objective.name)
+            if norms is not None:  # the objective was due at this step
+                with_grad = [place for place, p in enumerate(objective.parameters) if p.grad is not None]
+                if with_grad:
+                    found["grad"] = nothing.index_copy(0, self._index(with_grad, device), norms.float())
+                before = self._before[objective.name]
+                found["weight"] = _stacked(torch._foreach_norm(before))
+                torch._foreach_sub_(before, [p.detach() for p in objective.parameters])
+                found["update"] = _stacked(torch._foreach_norm(before))
+                found["rms"], found["eps_share"] = self._adam(objective, nothing)
+            for name, values in found.items():
                 columns[name].append(values.float())
         self.measured = {name: torch.cat(values) for name, values in columns.items()}
         self._before = {}
 
-    def _of(self, objective: Trained, gradient_norms: Tensor | None) -> dict[str, Tensor]:
-        device = objective.parameters[0].device
-        nothing = torch.full((len(objective.parameters),), math.nan, device=device)
-        if gradient_norms is None:  # not due at this step
-            return dict.fromkeys(COLUMNS, nothing)
-        with_grad = [place for place, p in enumerate(objective.parameters) if p.grad is not None]
-        grad = nothing.index_copy(0, self._index(with_grad, device), gradient_norms.float()) if with_grad else nothing
-        before = self._before[objective.name]
-        weight = _stacked(torch._foreach_norm(before))
-        torch._foreach_sub_(before, [p.detach() for p in objective.parameters])
-        update = _stacked(torch._foreach_norm(before))
-        rms, eps_share = self._adam(objective, nothing)
-        return {"grad": grad, "weight": weight, "update": update, "rms": rms, "eps_share": eps_share}
-
-    def _adam(self, objective: Trained, nothing: Tensor) -> tuple[Tensor, Tensor]:
+    def _adam(self, objective: ObjectiveState, nothing: Tensor) -> tuple[Tensor, Tensor]:
         """How many times larger than usual the gradient is, root mean square; and where eps rules in place of it."""
         rms, eps_share, device = nothing, nothing, nothing.device
         places = {id(p): place for place, p in enumerate(objective.parameters)}

@@ -2,24 +2,26 @@
 
 At state t, before update t, whatever is due is done: save, then eval (so that an eval that fails cannot cost the save),
 then samples. None of these changes what is learned. Then comes step t. What a step leaves behind is read when it has
-arrived, written to the record and shown.
+arrived; the loop decides whether the run continues, and the recorder writes it down.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import time
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from rung.engine.budget import Agenda
+from rung.engine.budget import Due
 from rung.engine.build import Setup
 from rung.engine.clock import Clock
-from rung.engine.keeper import Display, Keeper, Watch
-from rung.engine.rescue import Diverged, Rescue
-from rung.engine.signals import Signals
+from rung.engine.divergence import DivergenceHandler
+from rung.engine.guarded import Diverged, Row
+from rung.engine.recorder import Display, Recorder, Watch
 from rung.engine.state import set_training
 from rung.runs.record import Record
 
@@ -33,84 +35,137 @@ class Outcome(NamedTuple):
 
 
 def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None = None) -> Outcome:
-    """Trains until the budget is spent or somebody stops it. Only the first rank has a record."""
+    """Trains until the budget is spent or a signal stops it. Only the first rank has a record."""
     state, progress = setup.state, setup.state.progress
-    clock, signals = Clock(), Signals(fixed_lag=setup.world.size > 1)
-    keeper, rescue = Keeper(setup, record, show, clock, watch), Rescue(setup, record)
-    agenda = Agenda(setup.cfg, setup.rate, setup.num_steps, progress.elapsed_s, setup.world.agreed, setup.redo_eval_at)
+    clock, guarded, patience = Clock(), setup.stepper.guarded, setup.cfg.eval_patience
+    recorder, divergence = Recorder(setup, record, show, clock, watch), DivergenceHandler(setup, record)
+    due = Due(setup.cfg, setup.rate, setup.num_steps, progress.elapsed_s, setup.world.agreed, state.redo_eval_at)
+    saves_best, geometric = setup.cfg.checkpoint.best, setup.cfg.checkpoint.geometric
     begun_s = time.monotonic() - progress.elapsed_s
-    feed = setup.feed()
+    prefetcher = setup.prefetcher()
     set_training(state.model)
     first_step = progress.step
-    setup.stepper.guard.arm(first_step)
+    guarded.start(first_step)
+
+    def read(rows: Iterable[Row]) -> None:
+        """Counts and records what has arrived; a step that could not be applied ends here."""
+        for row in rows:
+            if row.failure is None:
+                state.progress.targets += int(row.values["targets"])
+                state.progress.skipped += int(row.values["skipped"])
+            recorder.row(row)
+            if row.failure is not None:
+                raise row.failure
+        recorder.ask_the_doctor(state.progress.step)
+
+    def save(for_good: bool = False, is_best: bool = False) -> None:
+        """Weights that are not finite are never saved over good ones."""
+        if names := divergence.broken_weights():
+            step = state.progress.step
+            recorder.event("weights_broken", step=step, tensors=names, gradients_finite=None)
+            why = f"weights are not finite at step {step} ({', '.join(names[:3])}); they were not saved"
+            raise Diverged(step, why, is_broken=True, tensors=names)
+        recorder.save(for_good, is_best)
+
     with StopRequest() as stop, QuietCollector() as collector:
-        keeper.begin()
+        if setup.cfg.checkpoint.initial and progress.step == 0:
+            save(for_good=True)
         while True:
             try:
                 progress = state.progress
                 progress.elapsed_s = time.monotonic() - begun_s
-                due = agenda.at(progress.step, progress.elapsed_s, bool(stop.name))
-                if due.anything:
+                now = due.at(progress.step, progress.elapsed_s, bool(stop.name))
+                if any(now):
                     # A row that is still on its way may say that the updates stopped some steps ago, and what is in no
                     # row before a save would be missing from the record after a resume.
-                    keeper.log(signals.ready(wait=True))
-                if due.save:
-                    keeper.save()
-                if due.eval:
-                    keeper.evaluate()
-                    collector.collect()
-                if due.sample:
-                    keeper.sample()
-                is_tired = not due.end and due.eval and keeper.is_out_of_patience()
-                if is_tired:
-                    keeper.save()
-                    if not due.sample:
-                        keeper.sample()
-                if due.end or is_tired:
-                    keeper.finish()
-                    feed.close()
-                    return Outcome("finished", "no new lowest eval loss" if is_tired else "")
-                if due.stop:
-                    feed.close()
+                    read(guarded.rows(wait=True))
+                if now.save:
+                    save()
+                if now.eval and progress.step not in progress.eval_steps[-1:]:
+                    with clock.phase("eval"):
+                        results = setup.evaluator.run(state.model)
+                    if results:
+                        is_best = progress.add_eval(results)
+                        recorder.eval(results, is_best)
+                        if is_best and saves_best:
+                            save(is_best=True)
+                        if is_milestone(progress.evals, geometric):
+                            save(for_good=True)
+                        recorder.report_unread_keys()
+                        recorder.probe()
+                    gc.collect()
+                if now.sample:
+                    recorder.sample()
+                early_stop = not now.end and now.eval and 0 < patience <= since_best(progress.evals)
+                if early_stop:
+                    save()
+                    if not now.sample:
+                        recorder.sample()
+                if now.end or early_stop:
+                    recorder.ask_the_doctor(progress.step, is_end=True)
+                    prefetcher.close()
+                    return Outcome("finished", "no new lowest eval loss" if early_stop else "")
+                if now.stop:
+                    prefetcher.close()
                     reason = f"{stop.name or 'another rank was stopped'} at step {progress.step}"
                     return Outcome("stopped", reason, stop.number)
 
                 step = progress.step
                 with clock.phase("wait"):
-                    micros = feed.take(step, setup.num_steps)
+                    micros = prefetcher.take(step, setup.num_steps)
                 lr = setup.schedule.lr(step, progress.evals)
-                rescue.remember(step, micros, lr)
-                scalars, tables = keeper.look(step, micros)
-                measures = keeper.measures(step)
+                divergence.remember(step, micros, lr)
+                scalars, tables = recorder.activation_stats(step, micros)
+                measures = guarded.measures(step)
                 scalars |= setup.stepper.step(step, micros, lr, clock, measures)
                 if measures:
-                    first, layers = keeper.layers()
+                    first, layers = guarded.tables()
                     scalars, tables = scalars | first, tables | layers
-                host = keeper.host_row(step, lr, micros)
+                host = recorder.host_row(step, lr, micros, measures)
                 progress.step += 1
-                progress.position += setup.cut.rows_per_step
-                signals.push(step, host, scalars, tables)
-                keeper.log(signals.ready())
-                keeper.compare_ranks(progress.step)
+                progress.position += setup.layout.rows_per_step
+                guarded.push(step, host, scalars, tables)
+                read(guarded.rows())
+                recorder.compare_ranks(progress.step)
                 collector.after_step(step)
                 if step == first_step + BUFFER_STEPS:
-                    setup.stepper.guard.forget_still_buffers()
+                    guarded.guard.forget_still_buffers()
             except Diverged as error:
-                feed.close()
-                signals.drop()
-                told = rescue.after(error)
-                if not told:
-                    keeper.finish()
+                prefetcher.close()
+                guarded.drop()
+                message = divergence.after(error)
+                if not message:
+                    recorder.ask_the_doctor(state.progress.step, is_end=True)
                     return Outcome("diverged", str(error))
-                show.say(told)
+                show.say(message)
                 if state.progress.step < error.step:
-                    keeper.rewound()
-                feed = setup.feed()
+                    guarded.rewound()
+                    recorder.rewound()
+                prefetcher = setup.prefetcher()
             except BaseException as error:
-                feed.close()
+                prefetcher.close()
                 if isinstance(error, Exception):
-                    rescue.after_raise(error)
+                    divergence.after_raise(error)
                 raise
+
+
+def since_best(evals: list[float]) -> int:
+    """How many evals came after the one with the lowest loss; the same on every rank, and after a resume."""
+    best, place = math.inf, 0
+    for number, loss in enumerate(evals, start=1):
+        if loss < best:
+            best, place = loss, number
+    return len(evals) - place
+
+
+def is_milestone(evals: list[float], share: float) -> bool:
+    """Whether the last eval is below `share` of the loss at the last one that was; the first one sets the mark."""
+    mark, is_below = math.inf, False
+    for loss in evals:
+        is_below = share > 0 and math.isfinite(mark) and loss < share * mark
+        if is_below or (math.isinf(mark) and math.isfinite(loss)):
+            mark = loss
+    return is_below
 
 
 class StopRequest:
@@ -130,7 +185,7 @@ class StopRequest:
                 continue  # as under nohup
             try:
                 self._before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread, where signals cannot be caught: somebody else decides
+            except ValueError:  # not in the main thread, where signals cannot be caught
                 break
         return self
 
@@ -164,9 +219,6 @@ class QuietCollector:
             self._is_frozen = True
         elif step % self.EVERY_STEPS == 0:
             gc.collect(1)
-
-    def collect(self) -> None:
-        gc.collect()
 
     def __exit__(self, *error: object) -> None:
         if self._is_frozen:

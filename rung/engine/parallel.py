@@ -1,7 +1,7 @@
 """One process or many: who we are, and how sums are shared.
 
 Every rank builds the same weights from the same seed and takes its own rows of one global batch, so ranks only ever
-exchange sums: of losses and counts, and of gradients. What is said here of one process holds for many.
+exchange sums: of losses and counts, and of gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rung.data.prefetch import Cut
+from rung.engine.prefetch import BatchLayout
 from rung.errors import ConfigError
 
 AGREE_STEPS = 10
@@ -89,20 +89,17 @@ def join(device: torch.device, backend: str) -> World:
     return World(rank, size, device)
 
 
-def share(batch_size: int, accumulation: int, world: World) -> Cut:
-    """The cut of batch_size x accumulation rows over the ranks; refuses what does not divide."""
+def share(batch_size: int, accumulation: int, world: World) -> BatchLayout:
+    """The layout of batch_size x accumulation rows over the ranks; refuses what does not divide."""
     rows = batch_size * accumulation
     if rows % world.size:
         better = -(-rows // world.size) * world.size
-        steps = _divisor(better, accumulation)
+        # the divisor that is closest to what was asked for
+        steps = min((d for d in range(1, better + 1) if better % d == 0), key=lambda d: abs(d - accumulation))
         raise ConfigError(
             f"data.batch_size={batch_size} x optimizer.gradient_accumulation_steps={accumulation} = {rows} rows "
             f"cannot be shared by {world.size} ranks; {better} can: set batch_size={better // steps}, "
-            f"gradient_accumulation_steps={steps}."
+            f"gradient_accumulation_steps={steps}.",
+            code="bad-batch-size",
         )
-    return Cut(rows, batch_size, world.rank, world.size)
-
-
-def _divisor(rows: int, near: int) -> int:
-    """The divisor of rows that is closest to `near`."""
-    return min((d for d in range(1, rows + 1) if rows % d == 0), key=lambda d: abs(d - near))
+    return BatchLayout(rows, batch_size, world.rank, world.size)

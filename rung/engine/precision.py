@@ -26,13 +26,16 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"system.device={name} is not a device; use auto, cpu, cuda, cuda:0 or mps") from None
+        raise ConfigError(
+            f"system.device={name} is not a device; use auto, cpu, cuda, cuda:0 or mps", code="bad-device"
+        ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"system.device={name}, but this machine shows {torch.cuda.device_count()} GPUs to torch; use auto or cpu"
+            f"system.device={name}, but this machine shows {torch.cuda.device_count()} GPUs to torch; use auto or cpu",
+            code="no-device",
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("system.device=mps, but torch finds no Apple GPU here; use auto or cpu")
+        raise ConfigError("system.device=mps, but torch finds no Apple GPU here; use auto or cpu", code="no-device")
     return device, ""
 
 
@@ -62,6 +65,10 @@ class LossScale:
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.tensor(self.START, device=device)
         self._good_steps = torch.zeros((), device=device)
+
+    def is_fatal(self, bad_loss: Tensor, bad_norm: Tensor) -> Tensor:
+        """An overflow of gradients is calibration, as long as there is room below."""
+        return bad_loss | (bad_norm & (self.scale < 1.0))
 
     def update(self, is_bad: Tensor, latch: Tensor) -> None:
         """Once the latch is shut the scale stands still: it belongs to the state before the bad step."""

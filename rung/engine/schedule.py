@@ -31,7 +31,13 @@ class Schedule:
         if self.shape == "constant":
             return self.peak
         if self.shape == "plateau":
-            return max(self.floor, self.peak * self.plateau_factor ** self._drops(evals))
+            best, waited, drops = math.inf, 0, 0
+            for loss in evals:  # the rate drops each time that `patience` evals in a row brought no new best
+                waited = 0 if loss < best else waited + 1
+                best = loss if loss < best else best  # a NaN is never the best
+                if waited >= self.plateau_patience:
+                    waited, drops = 0, drops + 1
+            return max(self.floor, self.peak * self.plateau_factor**drops)
         if step >= self.decay_steps:
             return self.floor
         done = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
@@ -42,15 +48,3 @@ class Schedule:
             left = self.decay_steps - step
             return self.peak if left >= falling else self.floor + (self.peak - self.floor) * left / falling
         return self.floor + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.peak - self.floor)
-
-    def _drops(self, evals: Sequence[float]) -> int:
-        """How often `patience` evals in a row brought no new best."""
-        best, waited, drops = math.inf, 0, 0
-        for loss in evals:
-            if loss < best:
-                best, waited = loss, 0
-            else:
-                waited += 1
-                if waited >= self.plateau_patience:
-                    waited, drops = 0, drops + 1
-        return drops

@@ -25,7 +25,7 @@ class Layered(NamedTuple):
     columns: Mapping[str, Tensor | Sequence[float]]
 
 
-class Row(NamedTuple):
+class Arrived(NamedTuple):
     """What a step left behind, on the host."""
 
     step: int
@@ -60,7 +60,13 @@ class Signals:
         copied = None
         if packed.device.type == "cuda":
             packed = packed.to("cpu", non_blocking=True)
-            tables = {kind: _sent(table) for kind, table in tables.items()}
+            tables = {
+                kind: Layered(
+                    names,
+                    {n: c.to("cpu", non_blocking=True) if isinstance(c, Tensor) else c for n, c in columns.items()},
+                )
+                for kind, (names, columns) in tables.items()
+            }
             copied = torch.cuda.Event()
             copied.record()
         self._pending.append(_Pending(step, dict(host), list(device), packed, dict(tables), copied))
@@ -69,7 +75,7 @@ class Signals:
         """Forgets what has not been read: steps after a bad one changed nothing and count for nothing."""
         self._pending.clear()
 
-    def ready(self, wait: bool = False) -> Iterator[Row]:
+    def ready(self, wait: bool = False) -> Iterator[Arrived]:
         """Rows whose numbers have arrived, oldest first."""
         while self._pending:
             row = self._pending[0]
@@ -80,23 +86,11 @@ class Signals:
             if row.copied is not None:
                 row.copied.synchronize()
             self._pending.popleft()
-            values = {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}
-            yield Row(row.step, values, {kind: _listed(table) for kind, table in row.tables.items()})
-
-
-def _sent(table: Layered) -> Layered:
-    columns = {
-        name: column.to("cpu", non_blocking=True) if isinstance(column, Tensor) else column
-        for name, column in table.columns.items()
-    }
-    return Layered(table.names, columns)
-
-
-def _listed(table: Layered) -> tuple[list[str], dict[str, list[float]]]:
-    columns = {
-        name: column.tolist() if isinstance(column, Tensor) else list(column) for name, column in table.columns.items()
-    }
-    return list(table.names), columns
+            tables = {
+                kind: (list(names), {n: c.tolist() if isinstance(c, Tensor) else list(c) for n, c in columns.items()})
+                for kind, (names, columns) in row.tables.items()
+            }
+            yield Arrived(row.step, {**_divide(dict(zip(row.names, row.values.tolist()))), **row.host}, tables)
 
 
 def _divide(values: dict[str, float]) -> dict[str, float]:

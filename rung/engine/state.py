@@ -1,17 +1,19 @@
-"""All that a run is at step t, besides code, config and data: what a checkpoint holds and a resume brings back.
+"""All that a run is at step t, besides code, config and data: what a checkpoint holds and a resume restores.
 
 There is no random state and no iterator in it: both are functions of the seed and of the numbers here.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from rung.engine.guarded import ObjectiveState
 from rung.engine.precision import LossScale
-from rung.engine.step import Trained
 
 
 @dataclass
@@ -28,13 +30,27 @@ class Progress:
     best_loss: float | None = None
     best_step: int | None = None
 
+    def add_eval(self, results: Mapping[str, Mapping[str, float]]) -> bool:
+        """Notes an eval at this step; whether the loss of the first set is a new lowest one."""
+        loss = next(iter(results.values()))["loss"]
+        self.evals.append(loss)
+        self.eval_steps.append(self.step)
+        is_best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
+        if is_best:
+            self.best_loss, self.best_step = loss, self.step
+        return is_best
+
 
 @dataclass
 class State:
     model: nn.Module
-    objectives: list[Trained]
+    objectives: list[ObjectiveState]
     loss_scale: LossScale | None
     progress: Progress = field(default_factory=Progress)
+    # Fingerprints of tensors that are not trained, as the recipe's model() made them: saves leave them out while they
+    # are so. What came from elsewhere, or is changed by hand, is written.
+    frozen: dict[str, str] = field(default_factory=dict)
+    redo_eval_at: int | None = None  # a resumed run repeats the eval that was due at its save
 
     def tensors(self) -> dict[str, Any]:
         """Optimizers and loss scale, as plain containers of tensors and numbers."""
@@ -46,12 +62,12 @@ class State:
     def load_tensors(self, saved: dict[str, Any]) -> None:
         for objective in self.objectives:
             for optimizer, state in zip(objective.optimizers, saved["optimizers"][objective.name], strict=True):
+                scales = [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
                 optimizer.load_state_dict(state)
+                for group, scale in zip(optimizer.param_groups, scales, strict=True):
+                    group["lr_scale"] = scale  # the recipe's of today, as the learning rate is; older saves have none
         if self.loss_scale is not None and saved["loss_scale"] is not None:
             self.loss_scale.load_state_dict(saved["loss_scale"])
-
-    def numbers(self) -> dict[str, Any]:
-        return asdict(self.progress)
 
 
 def set_training(model: nn.Module) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from rung.data.prefetch import Micro
-from rung.engine.lens import Lens
-from rung.engine.step import Trained
+from rung.engine.guarded import ObjectiveState
+from rung.engine.op_tracer import OpTracer
+from rung.engine.prefetch import Micro
 from rung.forensics.autopsy import Autopsy, autopsy, implementations
 from rung.forensics.first import is_finite
-from rung.forensics.rerun import EAGER, How, Rerun, Try, Weights
-from rung.forensics.samples import Alike, find_samples
+from rung.forensics.rerun import EAGER, Conditions, Rerun, Try, Weights
+from rung.forensics.samples import SameFailure, find_samples
 from rung.forensics.verdict import Answers, Verdict, judge
 from rung.robust import median, sigma
 
@@ -68,28 +68,28 @@ def examine(
         return judge(a)
     # What is compared from here on is eager, and compiled code puts its errors in words of its own.
     eager = rerun.take(EAGER, [micro]) if a.is_compiled else a.failed
-    alike = Alike(eager if eager.fails else a.failed)
+    same_failure = SameFailure(eager if eager.fails else a.failed)
     report("looking for the sample")
     if a.is_empty:
         a.samples, a.num_rows = micro.ids.tolist(), len(micro.ids)
     else:
-        find_samples(rerun, a, micro, alike)
+        find_samples(rerun, a, micro, same_failure)
     report("trying other batches and older weights")
-    _counterfactuals(rerun, a, number, alike)
+    _counterfactuals(rerun, a, number, same_failure)
     return judge(a)
 
 
 def _again(rerun: Rerun, a: Answers) -> None:
     """Twice; and if neither fails, more often."""
-    how = How(is_compiled=rerun.is_compiled)
+    conditions = Conditions(is_compiled=rerun.is_compiled)
     for number in range(NUM_TRIES):
-        tried = rerun.take(how, with_update=True)
+        tried = rerun.take(conditions, with_update=True)
         if (
-            how.is_compiled and tried.place == "error" and not a.error
+            conditions.is_compiled and tried.place == "error" and not a.error
         ):  # of the compiler itself, say: there is none here
             a.not_tested.append(f"compiled: {tried.error[:160]}")
-            a.is_compiled, how = False, EAGER
-            tried = rerun.take(how, with_update=True)
+            a.is_compiled, conditions = False, EAGER
+            tried = rerun.take(conditions, with_update=True)
         a.num_tries += 1
         a.num_failed += tried.fails
         a.failed = a.failed or (tried if tried.fails else None)
@@ -121,7 +121,7 @@ def look_at_update(rerun: Rerun, failed: Try) -> Autopsy | None:
     return found._replace(fine=implementations(optimizers, is_fine))
 
 
-def _look_at_batch(rerun: Rerun, a: Answers, micro: Micro, objective: Trained) -> None:
+def _look_at_batch(rerun: Rerun, a: Answers, micro: Micro, objective: ObjectiveState) -> None:
     """Numbers that are not finite, ids outside of their tables, no targets, values far outside of the others."""
     for name, tensor in micro.batch.items():
         if not is_finite(tensor):
@@ -129,7 +129,7 @@ def _look_at_batch(rerun: Rerun, a: Answers, micro: Micro, objective: Trained) -
             a.batch.append(f"{num_bad} of {tensor.numel()} values of {name} are not finite")
     assert a.failed is not None
     counts = a.failed.counts
-    with rerun.undone(), torch.compiler.set_stance("force_eager"), torch.no_grad(), Lens(rerun.model) as lens:
+    with rerun.undone(), torch.compiler.set_stance("force_eager"), torch.no_grad(), OpTracer(rerun.model) as tracer:
         try:
             batch = {name: tensor.to(rerun.device, copy=True) for name, tensor in micro.batch.items()}
             rerun.seed(objective, micro)
@@ -137,14 +137,14 @@ def _look_at_batch(rerun: Rerun, a: Answers, micro: Micro, objective: Trained) -
                 objective.plain_loss(batch, micro.draw)
         except Exception:  # what it raised is known; what it was given until then is what we want
             pass
-    for lookup in lens.lookups:
+    for lookup in tracer.lookups:
         low, high = (int(lookup.ids.min()), int(lookup.ids.max())) if lookup.ids.numel() else (0, 0)
         if low < 0 or high >= lookup.num_rows:
             a.is_out_of_range = True
             a.batch.append(
                 f"ids from {low} to {high} are looked up in {lookup.module}, which has {lookup.num_rows} rows"
             )
-    targets = [(j.targets != j.ignore_index) for j in lens.judged if j.ignore_index is not None]
+    targets = [(j.targets != j.ignore_index) for j in tracer.loss_calls if j.ignore_index is not None]
     a.is_empty = bool(targets and not any(bool(t.any()) for t in targets)) or bool(counts and counts[-1] == 0)
     if a.is_empty:
         a.batch.append(f"none of its {sum(t.numel() for t in targets) or 'targets'} targets counts")
@@ -152,29 +152,29 @@ def _look_at_batch(rerun: Rerun, a: Answers, micro: Micro, objective: Trained) -
 
 def _climb(rerun: Rerun, a: Answers, micros: list[Micro]) -> None:
     """The ladder of precisions, devices and compilation, on the least that fails."""
-    hows = {"eager": EAGER} if a.is_compiled else {}
-    hows |= {"float32": How("float32")} if a.dtype != "float32" else {}
-    hows |= {"bfloat16": How("bfloat16")} if a.dtype == "float16" else {}
-    hows |= {"float32 on cpu": How("float32", "cpu")} if a.device != "cpu" else {}
-    hows |= {"float64 on cpu": How("float64", "cpu")}
-    for name, how in hows.items():
-        tried = rerun.take(how, micros)
+    ladder = {"eager": EAGER} if a.is_compiled else {}
+    ladder |= {"float32": Conditions("float32")} if a.dtype != "float32" else {}
+    ladder |= {"bfloat16": Conditions("bfloat16")} if a.dtype == "float16" else {}
+    ladder |= {"float32 on cpu": Conditions("float32", "cpu")} if a.device != "cpu" else {}
+    ladder |= {"float64 on cpu": Conditions("float64", "cpu")}
+    for name, conditions in ladder.items():
+        tried = rerun.take(conditions, micros)
         if tried.place == "error":  # not every model has every kernel
             a.not_tested.append(f"{name}: {tried.error[:160]}")
         else:
             a.ladder[name] = tried.fails
 
 
-def _counterfactuals(rerun: Rerun, a: Answers, number: int, alike: Alike) -> None:
+def _counterfactuals(rerun: Rerun, a: Answers, number: int, same_failure: SameFailure) -> None:
     if rerun.other_batches is None:
-        a.not_tested.append("other batches: none at hand")
+        a.not_tested.append("other batches: none available")
     else:
-        _try_other_batches(rerun, a, number, alike, rerun.other_batches())
+        _try_other_batches(rerun, a, number, same_failure, rerun.other_batches())
     is_asked = False
     for name, weights in rerun.older_weights() if rerun.older_weights is not None else ():
         is_asked = True
         tried = rerun.take(EAGER, [rerun.micros[number]], weights)
-        fails = alike(tried)
+        fails = same_failure(tried)
         if fails is None:
             a.not_tested.append(f"{name}: {tried.error[:160] or 'they fail in another way'}")
             continue
@@ -183,17 +183,19 @@ def _counterfactuals(rerun: Rerun, a: Answers, number: int, alike: Alike) -> Non
             a.growth = _growth(rerun, weights, name)
             return
     if not is_asked and a.step > 0:
-        a.not_tested.append("older weights: none at hand")
+        a.not_tested.append("older weights: none available")
 
 
-def _try_other_batches(rerun: Rerun, a: Answers, number: int, alike: Alike, batches: Iterable[list[Micro]]) -> None:
+def _try_other_batches(
+    rerun: Rerun, a: Answers, number: int, same_failure: SameFailure, batches: Iterable[list[Micro]]
+) -> None:
     """These weights with rows that are not to blame."""
     guilty, outcomes, seen = set(a.samples), [], []
     others: Counter[str] = Counter()  # failures of another kind
     for micros in batches:
         if number < len(micros) and not guilty & set(micros[number].ids.tolist()):
             tried = rerun.take(EAGER, [micros[number]])
-            fails = alike(tried)
+            fails = same_failure(tried)
             if fails is None:
                 others[tried.error[:160] or "it fails in another way"] += 1
                 continue

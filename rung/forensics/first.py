@@ -1,13 +1,11 @@
 """Finds the first operation that made a number that is not finite, in one forward and backward.
 
-Every operation below autograd is seen. One with a bad output and good inputs is a producer; its output carries its
-number from operation to operation, so that what is reported is the first one whose harm reached the loss or a gradient.
-What a mask fills in on purpose, and what a later `where` takes out again, reaches neither and is not reported. A NaN
-made of such fills (a row masked as a whole) is.
+It sees every operation below autograd. One with a bad output and good inputs is a producer; its number travels with its
+output, so the operation reported is the first whose damage reached the loss or a gradient. What a mask fills in on
+purpose and a later `where` removes again reaches neither; a NaN made of such fills (a fully masked row) does.
 
-It leaves to others to decide whose fault it is. It must run on the eager model: see Rerun, which takes compiled code
-off. The surprising thing: in backward the line is that of the forward, which autograd keeps for each of its nodes when
-anomaly mode is on; the mode's own check is off, since it knows NaN only, and no module.
+The model must be eager; Rerun disables compiled code. In backward, the source line is that of the forward, which
+autograd keeps per node in anomaly mode. The mode's own check is off: it knows only NaN, and no module names.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rung.engine.lens import hooked
+from rung.engine.op_tracer import hooked
 
 COPIES = {"aten._to_copy", "aten.clone", "aten.copy_", "aten.detach", "aten.lift_fresh", "aten.contiguous"}
 EMPTIES = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided"}
@@ -59,7 +57,7 @@ class Range(NamedTuple):
 
 
 @dataclass
-class Found:
+class Origin:
     """`given` names what was bad before any operation touched it: `x` of the batch, `weight fc.weight`, a constant."""
 
     op: str = ""
@@ -87,7 +85,7 @@ class Found:
 
 def first_nonfinite(
     model: nn.Module, batch: Mapping[str, Tensor], forward: Callable[[], Tensor], parameters: Sequence[Tensor]
-) -> Found | None:
+) -> Origin | None:
     """Runs `forward`, which returns the scalar to differentiate, and backward; None where all stays finite.
 
     Leaves gradients in `parameters`; an error of the forward is not raised but reported as found.
@@ -151,7 +149,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.is_backward = False
-        self._found: list[Found] = []
+        self._found: list[Origin] = []
         self._origin: dict[int, int] = {}  # storage -> the number of what made it bad
         self._stack: list[str] = []
         self._raised: tuple[BaseException | None, str] = (None, "")
@@ -167,7 +165,7 @@ class _Watch(TorchDispatchMode):
 
     def _give(self, name: str, tensor: Tensor, is_fill: bool) -> None:
         if not is_finite(tensor):
-            self._found.append(Found(given=name, is_fill=is_fill))
+            self._found.append(Origin(given=name, is_fill=is_fill))
             self._origin[_storage(tensor)] = len(self._found) - 1
 
     def __enter__(self) -> _Watch:
@@ -250,8 +248,8 @@ class _Watch(TorchDispatchMode):
             met.given, met.argument = found.given, argument
             self._found[number] = met
 
-    def _describe(self, op: Any, inputs: list[_Input], error: str = "") -> Found:
-        found = Found(_name(op), self._module, inputs=[range_of(name, was) for name, _, was in inputs], error=error)
+    def _describe(self, op: Any, inputs: list[_Input], error: str = "") -> Origin:
+        found = Origin(_name(op), self._module, inputs=[range_of(name, was) for name, _, was in inputs], error=error)
         frames = _frames_here()
         node = torch._C._current_autograd_node() if self.is_backward else None
         if self.is_backward:
@@ -267,20 +265,20 @@ class _Watch(TorchDispatchMode):
     def _module(self) -> str:
         return self._stack[-1] if self._stack else ""
 
-    def origin_of(self, bad: Sequence[Tensor]) -> Found | None:
+    def origin_of(self, bad: Sequence[Tensor]) -> Origin | None:
         """The first that reached one of these."""
         numbers = [self._origin[_storage(tensor)] for tensor in bad if _storage(tensor) in self._origin]
         serious = [number for number in numbers if not self._found[number].is_fill]
         return self._found[min(serious or numbers)] if numbers else None
 
-    def raised(self, error: Exception) -> Found:
+    def raised(self, error: Exception) -> Origin:
         last = self._found[-1] if self._found else None
         if last is not None and last.error == _said(error):
             return last
         frames = [(f.f_code.co_filename, line) for f, line in _unwound(error)]
         line, text = _users_line(reversed(frames))
         module = self._raised[1] if self._raised[0] is error else ""
-        return Found(module=module, line=line, text=text, error=_said(error))
+        return Origin(module=module, line=line, text=text, error=_said(error))
 
 
 _Input = tuple[str, Tensor, Tensor]  # an argument's name, the tensor, and what it held before

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rung.data.prefetch import Micro
 from rung.engine import capture, checkpoint
 from rung.engine.build import Setup, restore
 from rung.engine.capture import Captured
+from rung.engine.prefetch import Micro
 from rung.engine.state import set_training
 from rung.errors import CheckpointError, RunError, UserError
 from rung.forensics.examine import NUM_OTHERS, Report, examine, look_at_update
@@ -41,17 +41,22 @@ def read(run: Run, step: int | None) -> Captured:
     known = captured_steps(run)
     if not known:
         raise RunError(
-            f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step"
+            f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step",
+            code="no-capture",
         )
     if step is not None and step not in known:
-        raise RunError(f"{run.id} has no capture of step {step}; it has {', '.join(map(str, known))}")
+        raise RunError(
+            f"{run.id} has no capture of step {step}; it has {', '.join(map(str, known))}", code="no-capture"
+        )
     path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"
     try:
         return capture.read(path)
     except UserError:
         raise
     except Exception as error:  # of the reader of tensors
-        raise CheckpointError(f"the capture {path} is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError(
+            f"the capture {path} is damaged: {' '.join(str(error).split())}", code="capture-damaged"
+        ) from error
 
 
 def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug: bool = False) -> Verdict:
@@ -133,7 +138,7 @@ def _others(
 
     What could not be gathered is counted in `lost`, by why.
     """
-    rows_per_step = setup.cut.rows_per_step
+    rows_per_step = setup.layout.rows_per_step
     stream, seed, num_before = setup.streams["train"], setup.cfg.seed, position // rows_per_step
     for away in [*range(-1, -1 - min(num_before, NUM_OTHERS), -1), *range(1, 1 + NUM_OTHERS)]:
         others = []
@@ -220,7 +225,7 @@ class Compared:
         pairs = ((self.loss, self.recorded_loss), (self.norm, self.recorded_norm))
         return all(a == b or (a != a and b != b) for a, b in pairs)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"is_equal": self.is_equal}
 
     def lines(self) -> list[str]:
@@ -242,7 +247,7 @@ def replay_healthy(setup: Setup, run: Run, step: int, report: Report, is_debug: 
     if step not in rows:
         known = f"it has steps {min(rows)} to {max(rows)}" if rows else "it has none"
         known += f" and captures of {', '.join(map(str, captured_steps(run)))}" if captured_steps(run) else ""
-        raise RunError(f"{run.id} has no row of step {step} to compare with; {known}")
+        raise RunError(f"{run.id} has no row of step {step} to compare with; {known}", code="no-step")
     walk = Walk(setup, run)
     begun, first = walk.go_to(step), walk.step
     report(f"from {begun}")
@@ -270,7 +275,10 @@ def _why_not_equal(setup: Setup, run: Run) -> str:
 def stop_here(setup: Setup, micros: Sequence[Micro]) -> None:
     """A debugger right before the forward of a step. Try `objective.loss(batch, draw)`, or step on with c."""
     if not micros:
-        raise RunError("this step was kept without a batch: weights were found broken before it; name an earlier step")
+        raise RunError(
+            "this step was kept without a batch: weights were found broken before it; name an earlier step",
+            code="no-batch",
+        )
     model, objective = setup.state.model, setup.state.objectives[0]
     # A copy: what is tried here must not change what is taken afterwards.
     batch, draw = {name: tensor.clone() for name, tensor in micros[0].batch.items()}, micros[0].draw

@@ -1,13 +1,12 @@
 """Takes one step again, as it was or under other conditions, and leaves everything as it found it.
 
-It is made of plain parts, so it serves a captured step of a run and a step of somebody's own loop alike. Each try goes
-through the micros in order from zero gradients, adds them up, takes the norm and, if asked, the update, and says where
-the first number that is not finite came up. What that means is not decided here.
+It serves a captured step of a run and a step of somebody's own loop alike. Each try starts from zero gradients, goes
+through the micros in order, computes the norm and, if asked, the update, and says where the first non-finite number
+came up.
 
-The surprising things: compiled code is taken off by torch's own stance, which reaches every compiled function and
-module wherever it hides, and hooks work again. And float64 means all of it: a model that asks for float32 somewhere
-inside (norms often do) gets float64 there too, or its matrices would not fit together. Buffers that a forward makes,
-replaces or enlarges are taken away again: the very tensors that were there are put back.
+Compiled code is disabled through torch's own stance, which reaches every compiled function and lets hooks work again.
+float64 means all of it: a model that asks for float32 somewhere inside (norms often do) gets float64 there too, or its
+matrices would not fit together. Buffers that a forward makes, replaces or enlarges are put back afterwards.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rung.data.prefetch import Micro
+from rung.engine.guarded import ObjectiveState
 from rung.engine.optim import set_lr
 from rung.engine.precision import DTYPES, Precision
-from rung.engine.step import Trained, seed_torch
+from rung.engine.prefetch import Micro
+from rung.engine.step import seed_torch
 from rung.forensics.autopsy import Autopsy
-from rung.forensics.first import Found, first_nonfinite, is_finite, is_usable
-from rung.recipe import Draw
+from rung.forensics.first import Origin, first_nonfinite, is_finite, is_usable
+from rung.random import Draw
 
 Weights = Mapping[str, Tensor]
 
 
-class How(NamedTuple):
+class Conditions(NamedTuple):
     """Conditions of a try; None is as it was recorded."""
 
     dtype: str | None = None
@@ -47,7 +47,7 @@ class How(NamedTuple):
         return " ".join(filter(None, words)) or "eager"
 
 
-EAGER = How()
+EAGER = Conditions()
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Rerun:
     """
 
     model: nn.Module
-    objectives: list[Trained]
+    objectives: list[ObjectiveState]
     micros: list[Micro]
     precision: Precision
     nominal: float = 1.0
@@ -101,7 +101,7 @@ class Rerun:
     other_batches: Callable[[], Iterable[list[Micro]]] | None = None
     older_weights: Callable[[], Iterable[tuple[str, Weights]]] | None = None
     first_broken: Callable[[], Broken | None] | None = None
-    seed: Callable[[Trained, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
+    seed: Callable[[ObjectiveState, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
     masks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class Rerun:
         return str(min(small, key=str)).removeprefix("torch.")
 
     @property
-    def due(self) -> list[Trained]:
+    def due(self) -> list[ObjectiveState]:
         return [objective for objective in self.objectives if self.step % objective.every == 0]
 
     @property
@@ -153,7 +153,7 @@ class Rerun:
 
     def take(
         self,
-        how: How = EAGER,
+        conditions: Conditions = EAGER,
         micros: Sequence[Micro] | None = None,
         weights: Weights | None = None,
         with_update: bool = False,
@@ -161,7 +161,7 @@ class Rerun:
         """The step, or what is left of it with fewer or other micros; stops at the first thing that is bad."""
         micros = self.micros if micros is None else micros
         tried = Try()
-        with self._conditions(how, weights) as bench:
+        with self._conditions(conditions, weights) as bench:
             for objective in self.due:
                 total = self._add_up(objective, micros, bench, tried)
                 if not tried.fails:
@@ -174,40 +174,40 @@ class Rerun:
                 tried.tensors = bad_weights or bad_state
         return tried
 
-    def first(self, micro: Micro, objective: Trained, how: How = EAGER) -> Found | None:
+    def first(self, micro: Micro, objective: ObjectiveState, conditions: Conditions = EAGER) -> Origin | None:
         """The first operation that made something not finite, of one micro, eager."""
-        with self._conditions(how._replace(is_compiled=False)) as bench:
+        with self._conditions(conditions._replace(is_compiled=False)) as bench:
             here = micro._replace(batch=bench.moved(micro.batch))
             return first_nonfinite(
                 self.model, here.batch, lambda: self._forward(objective, here, bench)[0], objective.parameters
             )
 
     @contextlib.contextmanager
-    def _conditions(self, how: How, weights: Weights | None = None) -> Iterator[_Bench]:
+    def _conditions(self, conditions: Conditions, weights: Weights | None = None) -> Iterator[_Bench]:
         """The model as a try wants it; afterwards as it was."""
-        device = torch.device(how.device) if how.device else self.device
-        scale = self.precision.loss_scale if how.dtype in (None, "float16") else None
-        wide = {"float32": torch.float32, "float64": torch.float64}.get(how.dtype or "")
-        dtype, factor = how.dtype or self.precision.name, 1.0 if scale is None else float(scale.scale)
-        bench = _Bench(dtype, device, wide, how.is_compiled, factor)
+        device = torch.device(conditions.device) if conditions.device else self.device
+        scale = self.precision.loss_scale if conditions.dtype in (None, "float16") else None
+        wide = {"float32": torch.float32, "float64": torch.float64}.get(conditions.dtype or "")
+        dtype, factor = conditions.dtype or self.precision.name, 1.0 if scale is None else float(scale.scale)
+        bench = _Bench(dtype, device, wide, conditions.is_compiled, factor)
         try:
             with contextlib.ExitStack() as stack:
-                if not how.is_compiled:
+                if not conditions.is_compiled:
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
                 if device != self.device:
                     self.model.to(device)
                 if weights is not None:
                     _load(self.model, weights)
-                if how.dtype == "float32":  # weights that are smaller, too
+                if conditions.dtype == "float32":  # weights that are smaller, too
                     self.model.float()
-                if how.dtype == "float64":
+                if conditions.dtype == "float64":
                     self.model.double()
                     stack.enter_context(_AllDouble())
                 yield bench
         finally:
             self._restore()
 
-    def _forward(self, objective: Trained, micro: Micro, bench: _Bench) -> tuple[Tensor, float, float]:
+    def _forward(self, objective: ObjectiveState, micro: Micro, bench: _Bench) -> tuple[Tensor, float, float]:
         """The scalar to differentiate, the sum and the count."""
         self.seed(objective, micro)
         with bench.autocast():
@@ -215,7 +215,7 @@ class Rerun:
         return loss.sum / self.nominal * bench.scale, float(loss.sum.detach()), float(loss.count)
 
     def _add_up(
-        self, objective: Trained, micros: Sequence[Micro], bench: _Bench, tried: Try
+        self, objective: ObjectiveState, micros: Sequence[Micro], bench: _Bench, tried: Try
     ) -> dict[nn.Parameter, Tensor]:
         total: dict[nn.Parameter, Tensor] = {}
         for number, micro in enumerate(micros):
@@ -268,7 +268,7 @@ class Rerun:
             parameter.grad = gradient.clone()
         for objective in self.due:
             if self.lr is not None:
-                set_lr(objective.optimizers, self.lr * objective.lr_scale)
+                set_lr(objective.optimizers, self.lr)
             for optimizer in objective.optimizers:
                 optimizer.__dict__.pop("found_inf", None)  # what the guard left there belongs to another step
                 optimizer.step()

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rung.data.prefetch import Micro
+from rung.engine.prefetch import Micro
 from rung.forensics.rerun import EAGER, Rerun, Try, rows_of
 from rung.forensics.verdict import Answers
 
 MOST_SAMPLES = 4
 
 
-class Alike(NamedTuple):
+class SameFailure(NamedTuple):
     """Whether a try fails as this one does. None: it fails in another way, and answers nothing."""
 
     failed: Try
@@ -36,9 +36,9 @@ def _kind(error: str) -> str:
     return re.sub(r"#(,? #)*", "#", without)
 
 
-def find_samples(rerun: Rerun, a: Answers, micro: Micro, alike: Alike) -> None:
+def find_samples(rerun: Rerun, a: Answers, micro: Micro, same_failure: SameFailure) -> None:
     """The rows without which the micro passes, one after the other."""
-    cut = _Cut(rerun, micro, alike)
+    cut = _Cut(rerun, micro, same_failure)
     rest = np.arange(len(micro.ids))
     a.num_rows = len(rest)
     while does_fail := cut.fails(rest):
@@ -57,13 +57,13 @@ def find_samples(rerun: Rerun, a: Answers, micro: Micro, alike: Alike) -> None:
 class _Cut:
     """Tries some rows of a micro."""
 
-    def __init__(self, rerun: Rerun, micro: Micro, alike: Alike) -> None:
-        self._rerun, self._micro, self._alike = rerun, micro, alike
+    def __init__(self, rerun: Rerun, micro: Micro, same_failure: SameFailure) -> None:
+        self._rerun, self._micro, self._same_failure = rerun, micro, same_failure
         self.how, self.is_stuck = "alone", False
 
     def fails(self, rows: np.ndarray) -> bool | None:
         """As the micro does; None where these rows cannot be tried."""
-        return self._alike(self._rerun.take(EAGER, [rows_of(self._micro, rows)])) if len(rows) else False
+        return self._same_failure(self._rerun.take(EAGER, [rows_of(self._micro, rows)])) if len(rows) else False
 
     def smallest(self, rest: np.ndarray) -> np.ndarray:
         """Of rows that fail: one that does by itself, or the fewest that do together."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rung.forensics.autopsy import Autopsy
-from rung.forensics.first import Found
+from rung.forensics.first import Origin
 from rung.forensics.rerun import Broken, Try
 
 ORIGINS = ("DATA", "WEIGHTS", "OPTIMIZER", "MODEL MATH", "PRECISION", "DEVICE", "COMPILER", "COMBINATION", "TRANSIENT",
@@ -39,7 +39,7 @@ class Answers:
     bad_state: list[str] = field(default_factory=list)
     broken: Broken | None = None
     autopsy: Autopsy | None = None
-    found: Found | None = None
+    found: Origin | None = None
     batch: list[str] = field(default_factory=list)  # what is odd about it, as sentences
     is_empty: bool = False  # the micro has no target
     is_out_of_range: bool = False  # an id is looked up that its table does not have
@@ -81,7 +81,7 @@ class Verdict:
         words = " ".join(f"{key}={value}" for key, value in self.changes.items())
         return f'rung train --from {run} {words} --why "step {self.step}: {self.origin.lower()}"'
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def lines(self) -> list[str]:
@@ -101,30 +101,30 @@ class Verdict:
 
 REMEDIES = {
     "go back": "go back to a save from before",
-    "begin": "mend the initial weights",
+    "begin": "fix the initial weights",
     "between": "look for code that writes into weights between steps; resume from the last save",
     "forward": "find what writes into this weight during the forward; resume from the save before",
     "transient": "resume from the last save; if it comes back at other steps, suspect the machine (memory, heat), or "
     "code that depends on something besides the step: a clock, a counter, a file",
     "state": "go back to a save from before; a gradient whose square does not fit makes such a state",
-    "norm": "scale the loss down, or mend what makes gradients this large; nothing else is wrong with the step",
+    "norm": "scale the loss down, or fix what makes gradients this large; nothing else is wrong with the step",
     "eps": "keep trained weights in float32 with autocast, or take eps of 1e-6 or more, or a fused optimizer",
     "square": "keep trained weights in float32 with autocast, or clip gradients before the update",
     "large": "lower the learning rate, warm up longer, or clip gradients",
-    "rate": "mend the schedule: it must give a finite number at every step",
+    "rate": "fix the schedule: it must give a finite number at every step",
     "size": "lower the learning rate, or keep weights in float32",
     "unknown": "compare with another optimizer",
     "compiler": "train without compilation, or leave the module out of it",
     "precision": "train in the wider type, or take this operation out of autocast",
     "device": "report the kernel; until then compute this operation another way, or on the CPU",
     "no target": "drop rows without targets, or sum losses and count targets instead of taking means",
-    "given": "mend or drop the sample",
-    "error": "mend or drop the sample, or make the model large enough for it",
+    "given": "fix or drop the sample",
+    "error": "fix or drop the sample, or make the model large enough for it",
     "sample": "look at the sample; if it is as it should be, guard the operation against it",
     "skip": "leave this batch out; if it happens often, lower the learning rate or clip harder",
     "weights": "go back to a save from before, with a lower learning rate or a longer warm-up",
     "math": "guard the operation: an eps inside, a clamp before, or a form that cannot overflow",
-    "code": "mend the model: it raises whatever it is given",
+    "code": "fix the model: it raises whatever it is given",
 }
 
 
@@ -242,7 +242,7 @@ def _by_counterfactuals(a: Answers) -> Verdict:
     return Verdict("MODEL MATH", "sure" if is_known else "unsure", what, a.step, remedy="math")
 
 
-def _at(found: Found | None) -> str:
+def _at(found: Origin | None) -> str:
     if found is None:
         return ""
     node = f" under {found.node}" if found.node else ""

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rung.data.prefetch import Cut, Feed, Micro, Origin
 from rung.engine import checkpoint
 from rung.engine.build import Setup, restore
 from rung.engine.clock import Clock
 from rung.engine.config import SCRATCH
-from rung.engine.init_from import find_checkpoint, fingerprint, foreign
+from rung.engine.init_from import external_source, find_checkpoint, fingerprint
+from rung.engine.prefetch import BatchLayout, Micro, Origin, Prefetcher
 from rung.engine.signals import Signals
 from rung.engine.state import Progress, set_training
 from rung.errors import UserError
 from rung.forensics.first import is_mask
+from rung.recipe import Pretrained
 from rung.runs.marks import save_folder
 from rung.runs.query import Run
 
@@ -92,9 +93,9 @@ class Walk:
             source = self._origin()
             if source is None:
                 return None
-            if foreign(str(source)) is None:
+            if external_source(str(source)) is None:
                 return self._initial | checkpoint.load(source).weights
-            return self._adopted(source)
+            return self._pretrained(source)
         except (UserError, OSError):
             return None
 
@@ -102,19 +103,20 @@ class Walk:
         """Where init_from led when the run began: a run that was named may have a better save since."""
         origin = self.setup.cfg.init_from
         began_with = (self._run.document.get("derived") or {}).get("weights_from")
-        source = foreign(origin) or find_checkpoint(origin, self._run.path.parent.parent)
+        source = external_source(origin) or find_checkpoint(origin, self._run.path.parent.parent)
         if began_with is None or fingerprint(source) == began_with:
             return source
         source = save_folder(source.parent, began_with.get("step", -1))
         return source if fingerprint(source) == began_with else None
 
-    def _adopted(self, source: Path) -> dict[str, Tensor]:
+    def _pretrained(self, source: Path) -> dict[str, Tensor]:
         """The first weights once more with those of others in them, as the build did it."""
         model = self.setup.state.model
         now = copy_of(model)
         try:
             load(model, self._initial)
-            self.setup.recipe.adopt(model, source)
+            assert isinstance(self.setup.recipe, Pretrained)  # or the run could not have begun
+            self.setup.recipe.load_pretrained(model, source)
             return copy_of(model)
         finally:
             load(model, now)
@@ -137,7 +139,8 @@ class Walk:
             raise UserError(
                 f"{self._run.id} has no whole save at or before step {step}, and the weights it began with "
                 f"(init_from={self.setup.cfg.init_from}) are gone or are other ones now; name a step after its first "
-                "save"
+                "save",
+                code="no-checkpoint",
             )
         load(self.setup.state.model, weights)
         self.setup.state.load_tensors(self._fresh)
@@ -157,7 +160,7 @@ class Walk:
     def micros(self) -> list[Micro]:
         """Of the step that comes next."""
         progress = self.setup.state.progress
-        return micros_at(self.setup, self.setup.cut, progress.step, progress.position)
+        return micros_at(self.setup, self.setup.layout, progress.step, progress.position)
 
     def lr(self) -> float:
         return self.setup.schedule.lr(self.step, [loss for step, loss in self._evals if step <= self.step])
@@ -174,13 +177,15 @@ class Walk:
             guard.restore_buffers()
             guard.open()
         progress.step += 1
-        progress.position += setup.cut.rows_per_step
+        progress.position += setup.layout.rows_per_step
         self._arrive()
         return next(iter(signals.ready(wait=True))).values
 
 
-def micros_at(setup: Setup, cut: Cut, step: int, position: int) -> list[Micro]:
-    return Feed(setup.streams["train"], cut, setup.cfg.seed, setup.world.device, 0, Origin(step, position)).take(step)
+def micros_at(setup: Setup, cut: BatchLayout, step: int, position: int) -> list[Micro]:
+    return Prefetcher(setup.streams["train"], cut, setup.cfg.seed, setup.world.device, 0, Origin(step, position)).take(
+        step
+    )
 
 
 def copy_of(model: nn.Module) -> dict[str, Tensor]:

@@ -1,29 +1,77 @@
-"""Self and cross attention on torch's scaled_dot_product_attention.
+"""Self and cross attention on torch's scaled_dot_product_attention, rotary positions, and the key/value cache.
 
 A row that may attend to nothing gives zeros, never NaN, on every backend and in the gradient: such a row is let see
 everything and its result is dropped. Which positions may be seen is decided once per forward, in `self_mask` and
 `cross_mask`, not in each layer.
 
-Shapes: B rows, T queries, S keys (cached ones included), M places of a memory, C width of the stream, H query heads,
-K key/value heads, D head width.
+Shapes: L layers, B rows, T queries, S keys (cached ones included), M positions of a memory, C width of the stream,
+H query heads, K key/value heads, D head width, R half of the rotated width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.errors import DataError
-from rung.nn.init import Projection
-from rung.nn.norms import Norm
-from rung.nn.rope import Angles, rotate
+from rung.nn.init import Norm, Projection, widen
 from rung.nn.shape import Shape
 
-if TYPE_CHECKING:
-    from rung.nn.cache import Cache
+Angles = tuple[Tensor, Tensor]  # cos and sin, (T, R) or (B, 1, T, R)
+
+
+class Rope(nn.Module):
+    """Turns each head by an angle that grows with the position (half-split layout, as in GPT-NeoX).
+
+    The tables are buffers that no checkpoint holds, and are computed again whenever the module moves: a cast to
+    bfloat16 must not round the angles, and a move off the meta device must not leave them empty.
+    """
+
+    cos_SR: Tensor
+    sin_SR: Tensor
+
+    def __init__(self, width: int, context_size: int, theta: float) -> None:
+        super().__init__()
+        self.width, self.context_size, self.theta = width, context_size, theta
+        cos_SR, sin_SR = self._tables(torch.get_default_device())
+        self.register_buffer("cos_SR", cos_SR, persistent=False)
+        self.register_buffer("sin_SR", sin_SR, persistent=False)
+
+    def forward(self, start: int, num_positions: int, positions: Tensor | None) -> Angles:
+        """The angles of positions [start, start + num_positions), or of `positions` (T,) or (B, T) where given."""
+        if positions is None:
+            end = start + num_positions
+            return self.cos_SR[start:end], self.sin_SR[start:end]
+        if positions.dim() == 2:
+            positions = positions[:, None]
+        return self.cos_SR[positions], self.sin_SR[positions]
+
+    def _tables(self, device: torch.device) -> Angles:
+        powers_R = torch.arange(0, self.width, 2, dtype=torch.float32, device=device) / self.width
+        places_S = torch.arange(self.context_size, dtype=torch.float32, device=device)
+        angles_SR = places_S[:, None] * (1.0 / self.theta**powers_R)
+        return angles_SR.cos(), angles_SR.sin()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.cos_SR, self.sin_SR = self._tables(self.cos_SR.device)
+        return self
+
+
+def rotate(x_BHTD: Tensor, angles: Angles) -> Tensor:
+    """Turns the first 2R numbers of each head and leaves the rest; computed in float32."""
+    cos, sin = angles
+    half = cos.shape[-1]
+    wide = widen(x_BHTD)
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    if rest.shape[-1]:
+        turned.append(rest)
+    return torch.cat(turned, dim=-1).to(x_BHTD.dtype)
 
 
 class Mask(NamedTuple):
@@ -53,6 +101,40 @@ def cross_mask(memory_mask: Tensor | None, num_queries: int, num_places: int) ->
     if memory_mask is None:
         return Mask()
     return _with_live(_by_key_or_pair(memory_mask, num_queries, num_places, "memory_mask"))
+
+
+class Cache:
+    """Keys and values of the positions seen so far, so that the next position costs one forward of length one.
+
+    Memory is allocated once, for sizes (L, B, K, S, D); a step writes its slice and copies nothing. Keys and values of
+    a cross attention's memory are computed at the first call and kept. Use it without gradients, and pass only the new
+    positions. `length` moves at the end of a forward, so one that raises does not count.
+    """
+
+    def __init__(self, sizes: tuple[int, int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+        # Zeros rather than empty: unused places are never read, but a NaN in a dump would send people hunting.
+        self.keys_LBKSD = torch.zeros(sizes, device=device, dtype=dtype)
+        self.values_LBKSD = torch.zeros(sizes, device=device, dtype=dtype)
+        self.length = 0
+        self.memory: Tensor | None = None  # what the cross keys were computed from
+        self.cross_mask: Mask | None = None  # None where it held for the first queries only
+        self.cross: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def check_room(self, num_new: int, num_rows: int) -> None:
+        _, made_for, _, capacity, _ = self.keys_LBKSD.shape
+        if self.length + num_new > capacity:
+            problem = f"{num_new} positions after {self.length} do not fit a cache of {capacity}"
+            raise DataError(f"{problem}; make a longer one", code="too-many")
+        if num_rows != made_for:
+            raise DataError(f"{num_rows} rows do not fit a cache made for {made_for}", code="bad-shape")
+
+    def extend(self, layer: int, k_BKTD: Tensor, v_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes the new positions of one layer; returns views of all of them, (B, K, length + T, D)."""
+        end = self.length + k_BKTD.shape[2]
+        keys_BKSD, values_BKSD = self.keys_LBKSD[layer], self.values_LBKSD[layer]
+        keys_BKSD[:, :, self.length : end] = k_BKTD
+        values_BKSD[:, :, self.length : end] = v_BKTD
+        return keys_BKSD[:, :, :end].to(k_BKTD.dtype), values_BKSD[:, :, :end].to(v_BKTD.dtype)
 
 
 def attend(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask, scale: float | None, dropout: float) -> Tensor:
@@ -113,16 +195,16 @@ class CrossAttention(nn.Module):
     def forward(self, x_BTC: Tensor, memory_BMW: Tensor | None, mask: Mask, cache: Cache | None) -> Tensor:
         q_BHTD = self.q_norm(_heads(self.q(x_BTC), self.num_heads))
         known = None if cache is None else cache.cross.get(self.layer)
-        k_BKMD, v_BKMD = self._keys_values(memory_BMW) if known is None else known
+        if known is not None:
+            k_BKMD, v_BKMD = known
+        else:
+            assert memory_BMW is not None  # checked by Transformer.hidden
+            k, v = self.kv(memory_BMW).split(self.kv.parts, dim=-1)
+            k_BKMD, v_BKMD = self.k_norm(_heads(k, self.kv_heads)), _heads(v, self.kv_heads)
         if cache is not None:
             cache.cross[self.layer] = k_BKMD, v_BKMD
         y_BHTD = attend(q_BHTD, k_BKMD, v_BKMD, mask, self.scale, self.dropout if self.training else 0.0)
         return self.out(y_BHTD.transpose(1, 2).flatten(2))
-
-    def _keys_values(self, memory_BMW: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert memory_BMW is not None  # checked by Transformer.hidden
-        k, v = self.kv(memory_BMW).split(self.kv.parts, dim=-1)
-        return self.k_norm(_heads(k, self.kv_heads)), _heads(v, self.kv_heads)
 
 
 def _qk_norms(shape: Shape) -> tuple[nn.Module, nn.Module]:
@@ -142,7 +224,8 @@ def _by_key_or_pair(mask: Tensor, num_queries: int, num_keys: int, name: str) ->
     if mask.dtype != torch.bool or mask.dim() not in (2, 3) or tuple(mask.shape[1:]) != expected:
         raise DataError(
             f"{name} is {mask.dtype} of {tuple(mask.shape)}; it must be bool, (batch, {num_keys}) with True where a "
-            f"key is real, or (batch, {num_queries}, {num_keys}) with True where it may be seen"
+            f"key is real, or (batch, {num_queries}, {num_keys}) with True where it may be seen",
+            code="bad-shape",
         )
     return mask[:, None, None] if mask.dim() == 2 else mask[:, None]
 

@@ -1,12 +1,8 @@
 """Samples from a transformer with a key/value cache.
 
-All randomness comes from the generator that is passed in; weights, modes and the global random state are as before
-afterwards. What ids mean (text, notes, codes) and which grammar they obey is left to the caller.
-
-The one surprising thing: when the context is full, the last half of it is encoded anew and generation goes on from
-there, so a long sample has seen between half a context and a whole one at any point, never less. Prompts of different
-lengths share a batch, and each row is what it would be alone: its positions count from its own first id, and its own
-context fills up at its own time.
+All randomness comes from the generator passed in; weights, modes and the global random state are left alone. Prompts of
+different lengths share a batch, and each row comes out as it would alone. When a row's context is full, its last half
+is encoded again and generation continues, so a long sample always sees between half a context and a whole one.
 
 Shapes: B rows, T positions, V vocabulary.
 """
@@ -29,8 +25,8 @@ Allowed = Callable[[Tensor], Tensor]  # ids so far (B, T) -> bool (V,) or (B, V)
 
 
 @dataclass(frozen=True)
-class How:
-    """What a recipe's user decides of a sample; the words are those of `generate`."""
+class SamplingParams:
+    """What the user of a recipe chooses for samples; the arguments of `generate`."""
 
     num_tokens: int
     temperature: float = 1.0
@@ -60,11 +56,11 @@ def generate(
     greedy and needs no generator. A row that reached `stop_id` is filled up with it; when every row has, generation
     ends early. `allowed` is called once a step with all ids so far, so it may remember what it saw.
     """
-    _check(prompt_ids_BT, temperature, top_k, top_p, generator)
+    lengths = _checked_lengths(prompt_ids_BT, lengths, temperature, top_k, top_p, generator)
     limit = model.shape.context_size
     ids_BT = prompt_ids_BT
     stopped_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
-    starts = _starts(ids_BT, lengths, limit)  # the first place of each row that the model sees
+    starts = [ids_BT.shape[1] - min(length, limit) for length in lengths]  # the first id of each row the model sees
     with evaluating(model):
         cache = model.new_cache(len(ids_BT), limit)
         pending_BT = ids_BT[:, min(starts) :]
@@ -74,15 +70,18 @@ def generate(
                 # Whoever is not full is encoded anew as it was: one cache serves all rows.
                 starts = [s if num_places - s <= limit else num_places - max(1, limit // 2) for s in starts]
                 cache, pending_BT = model.new_cache(len(ids_BT), limit), ids_BT[:, min(starts) :]
-            positions, mask = _own_places(starts, num_places, pending_BT)
+            positions = mask = None
+            if min(starts) < max(starts):
+                places_S = torch.arange(min(starts), num_places, device=ids_BT.device)
+                places_BS = places_S - torch.tensor(starts, device=ids_BT.device)[:, None]
+                positions, mask = places_BS[:, -pending_BT.shape[1] :].clamp(min=0), places_BS >= 0
             x_BTC = model.hidden(
                 pending_BT, positions=positions, mask=mask, cache=cache, memory=memory, memory_mask=memory_mask
             )
             logits_BV = model.logits(x_BTC[:, -1]).float()
             if not bool(logits_BV.isfinite().all()):
-                raise DataError(
-                    "the model gives logits that are not finite; take an earlier save, or system.dtype=float32"
-                )
+                remedy = "take an earlier save, or system.dtype=float32"
+                raise DataError(f"the model gives logits that are not finite; {remedy}", code="not-finite")
             if allowed is not None:
                 logits_BV = _restrict(logits_BV, allowed(ids_BT), stopped_B)
             next_B = choose(logits_BV, temperature, top_k, top_p, generator).to(ids_BT)
@@ -128,46 +127,43 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _starts(ids_BT: Tensor, lengths: Sequence[int] | None, limit: int) -> list[int]:
-    num_rows, num_places = ids_BT.shape
-    if lengths is None:
-        lengths = [num_places] * num_rows
-    if len(lengths) != num_rows or not all(1 <= length <= num_places for length in lengths):
-        raise DataError(
-            f"lengths={list(lengths)} do not fit prompts of shape {(num_rows, num_places)}; "
-            f"give {num_rows}, each from 1 to {num_places}"
-        )
-    return [num_places - min(length, limit) for length in lengths]
-
-
-def _own_places(starts: list[int], num_places: int, pending_BT: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Positions of the pending ids, (B, T), and which keys are real, (B, S); None where rows are alike."""
-    if min(starts) == max(starts):
-        return None, None
-    places_S = torch.arange(min(starts), num_places, device=pending_BT.device)
-    places_BS = places_S - torch.tensor(starts, device=pending_BT.device)[:, None]
-    return places_BS[:, -pending_BT.shape[1] :].clamp(min=0), places_BS >= 0
-
-
 def _restrict(logits_BV: Tensor, mask: Tensor, stopped_B: Tensor) -> Tensor:
     mask_BV = mask.to(logits_BV.device).expand_as(logits_BV)
     stuck_B = ~mask_BV.any(dim=-1)
     if bool((stuck_B & ~stopped_B).any()):
         row = int((stuck_B & ~stopped_B).nonzero()[0])
-        raise DataError(f"the grammar allows no next id in row {row}; let it allow at least one that ends it")
+        raise DataError(f"`allowed` leaves no next id in row {row}; let it allow one that ends it", code="no-next-id")
     return logits_BV.masked_fill(~(mask_BV | stuck_B[:, None]), -torch.inf)
 
 
-def _check(
-    ids_BT: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> None:
+def _checked_lengths(
+    ids_BT: Tensor,
+    lengths: Sequence[int] | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Sequence[int]:
+    """The length of each prompt, after a look at all arguments."""
     if ids_BT.dim() != 2 or ids_BT.shape[1] < 1:
-        raise DataError(f"a prompt of shape {tuple(ids_BT.shape)} cannot be continued; give (rows, at least 1 id)")
+        raise DataError(f"a prompt of shape {tuple(ids_BT.shape)}; give (rows, at least 1 id)", code="bad-shape")
+    problem = ""
     if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"temperature={temperature} must be at least 0; 0 is greedy")
+        problem = f"temperature={temperature} must be at least 0; 0 is greedy"
     if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k={top_k} must be at least 1; leave it out to allow every id")
+        problem = f"top_k={top_k} must be at least 1; leave it out to allow every id"
     if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"top_p={top_p} must be above 0 and at most 1; leave it out to allow every id")
+        problem = f"top_p={top_p} must be above 0 and at most 1; leave it out to allow every id"
+    num_rows, num_places = ids_BT.shape
+    if lengths is None:
+        lengths = [num_places] * num_rows
+    if len(lengths) != num_rows or not all(1 <= length <= num_places for length in lengths):
+        problem = (
+            f"lengths={list(lengths)} do not fit prompts of shape {(num_rows, num_places)}; "
+            f"give {num_rows}, each from 1 to {num_places}"
+        )
+    if problem:
+        raise ConfigError(problem, code="bad-value")
     if temperature > 0 and generator is None:
-        raise ConfigError(f"temperature={temperature} draws at random and needs a generator; give one, or 0")
+        raise ConfigError(f"temperature={temperature} needs a generator; give one, or 0", code="missing-option")
+    return lengths

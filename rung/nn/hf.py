@@ -1,11 +1,9 @@
-"""Hugging Face checkpoint folders of GPT-2, GPT-NeoX and Llama, in and out, without importing transformers.
+"""Loads and saves Hugging Face folders of GPT-2, GPT-NeoX and Llama without importing transformers.
 
 `load` reads config.json and safetensors, whole or in shards; a key that is missing, left over or of the wrong shape is
-an error that names it. `save` writes a folder that transformers opens and that computes the same logits. Tokenizers are
-not handled here. What each key means, and a config.json alone, are in hf_layouts.py.
-
-Two surprising things. Weights are float32 in memory and on disk, whatever dtype a config declares. And GPT-2 and
-GPT-NeoX know no layers without bias: a model without is saved with zeros there and comes back with biases of zero.
+an error that names it. `save` writes a folder that transformers opens and that computes the same logits. Weights are
+float32 in memory and on disk, whatever dtype a config declares. GPT-2 and GPT-NeoX have no layers without bias: a model
+without biases is saved with zeros and comes back with biases of zero. Key names are in hf_layouts.py.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +28,13 @@ from rung.nn.hf_layouts import (
     HEADS,
     WEIGHTS,
     ZERO_BIASES,
-    Entry,
     Layout,
-    described,
-    has_biases,
+    check_weight,
+    damaged,
     layout_for,
     read_json,
-)
+    read_layout,
+)  # fmt: skip
 from rung.nn.transformer import Transformer
 
 INDEX = "model.safetensors.index.json"
@@ -45,11 +43,10 @@ INDEX = "model.safetensors.index.json"
 def load(folder: Path | str, dropout: float = 0.0) -> Transformer:
     """The model of a checkpoint folder, in float32 on the CPU. `dropout` is a choice of training, not of weights."""
     folder = Path(folder)
-    layout, shape = described(folder)
+    layout, shape = read_layout(folder)
     model = Transformer(replace(shape, dropout=dropout), seed=None)
     with ExitStack() as stack:
-        weights = _Weights(folder, stack)
-        _fill(model, layout, weights)
+        _fill(model, layout, _Weights(folder, stack))
     return model
 
 
@@ -58,17 +55,18 @@ def save(model: Transformer, folder: Path | str, extra: Mapping[str, Any] | None
     layout = layout_for(model.shape)
     ours = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
-    for entry in layout.entries(model.shape):
-        parameter = ours.get(entry.ours)
-        value = torch.zeros(entry.shape) if parameter is None else parameter.detach().float().cpu()
-        for key, tensor in zip(entry.theirs, entry.split(value), strict=True):
-            tensors[layout.prefix_of(key) + key] = tensor.contiguous()
+    for mapping in layout.mappings(model.shape):
+        parameter = ours.get(mapping.ours)
+        value = torch.zeros(mapping.shape) if parameter is None else parameter.detach().float().cpu()
+        for key, tensor in zip(mapping.theirs, mapping.split(value), strict=True):
+            tensors[layout.full_key(key)] = tensor.contiguous()
     config = {
         "architectures": [layout.architecture], "model_type": layout.model_type, "torch_dtype": "float32",
         "bos_token_id": None, "eos_token_id": None, "vocab_size": model.shape.vocab_size,
         "tie_word_embeddings": model.shape.tied_head, **layout.config(model.shape), **(extra or {}),
     }  # fmt: skip
-    if layout.has_biases and not has_biases(model.shape):
+    has_biases = model.shape.has_attention_bias or model.shape.has_mlp_bias or model.shape.has_norm_bias
+    if layout.always_biased and not has_biases:
         config[ZERO_BIASES] = True
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,79 +83,59 @@ class _Weights:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
-        self.files = {}
-        for name in self._file_names(folder):
+        names = [WEIGHTS]
+        if not (folder / WEIGHTS).exists():
+            if not (folder / INDEX).exists():
+                problem = f"{folder} has neither {WEIGHTS} nor {INDEX}"
+                raise CheckpointError(f"{problem}; convert its weights to safetensors", code="no-file")
+            weight_map = read_json(folder / INDEX).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise damaged(f"{folder / INDEX} has no weight_map")
+            names = sorted({str(name) for name in weight_map.values()})
+        self.file_of: dict[str, Any] = {}
+        for name in names:
+            if Path(name).name != name:
+                problem = f"{folder / INDEX} points to {name!r}, outside of its folder"
+                raise CheckpointError(f"{problem}; do not use it", code="untrusted")
             try:
-                self.files[name] = stack.enter_context(safe_open(folder / name, framework="pt"))
+                file = stack.enter_context(safe_open(folder / name, framework="pt"))
             except FileNotFoundError:
-                raise CheckpointError(f"{folder / name} is missing, though {INDEX} lists it; copy it again") from None
+                raise damaged(f"{folder / name} is missing, though {INDEX} lists it") from None
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{folder / name} is damaged ({error}); copy it again") from None
-        self.file_of = {key: file for file in self.files.values() for key in file.keys()}  # noqa: SIM118
+                raise damaged(f"{folder / name} is damaged ({error})") from None
+            self.file_of |= dict.fromkeys(file.keys(), file)
 
-    def get(self, key: str) -> Tensor:
+    def get(self, key: str, shape: Sequence[int]) -> Tensor:
         try:
             tensor: Tensor = self.file_of[key].get_tensor(key)
         except KeyError:
-            raise CheckpointError(f"{self.folder} has no weight {key}; the checkpoint is not whole") from None
+            raise damaged(f"{self.folder} has no weight {key}") from None
         except SafetensorError as error:
-            raise CheckpointError(f"{self.folder}: weight {key} cannot be read ({error}); copy it again") from None
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{self.folder}: weight {key} is {tensor.dtype}; only float weights can be loaded")
+            raise damaged(f"{self.folder}: weight {key} cannot be read ({error})") from None
+        check_weight(self.folder, key, tensor, shape)
         return tensor.float()
 
-    @staticmethod
-    def _file_names(folder: Path) -> list[str]:
-        if (folder / WEIGHTS).exists():
-            return [WEIGHTS]
-        if not (folder / INDEX).exists():
-            raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}; convert its weights to safetensors")
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{folder / INDEX} has no weight_map; copy it again")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
-            if Path(name).name != name:
-                raise CheckpointError(f"{folder / INDEX} points to {name!r}, outside of its folder; do not use it")
-        return names
 
-
+@torch.no_grad()
 def _fill(model: Transformer, layout: Layout, weights: _Weights) -> None:
     ours = dict(model.named_parameters())
-    prefix_is_bare = layout.prefix and not any(key.startswith(layout.prefix) for key in weights.file_of)
+    is_prefixed = any(key.startswith(layout.prefix) for key in weights.file_of)
     read: set[str] = set()
-
-    def fetch(entry: Entry) -> list[Tensor]:
-        keys = []
-        for key in entry.theirs:
-            full = key if prefix_is_bare else layout.prefix_of(key) + key
-            keys.append(layout.alias.get(full, full) if full not in weights.file_of else full)
+    for mapping in layout.mappings(model.shape):
+        keys = [layout.full_key(key) if is_prefixed else key for key in mapping.theirs]
+        keys = [key if key in weights.file_of else layout.alias.get(key, key) for key in keys]
+        expected = mapping.split(torch.empty(mapping.shape, device="meta"))
+        tensors = [weights.get(key, like.shape) for key, like in zip(keys, expected, strict=True)]
+        ours.pop(mapping.ours).copy_(mapping.join(tensors))
         read.update(keys)
-        tensors = [weights.get(key) for key in keys]
-        sizes = [tuple(x.shape) for x in entry.split(torch.empty(entry.shape, device="meta"))]
-        for key, tensor, size in zip(keys, tensors, sizes, strict=True):
-            if tuple(tensor.shape) != size:
-                raise CheckpointError(
-                    f"{weights.folder}: weight {key} is {tuple(tensor.shape)}, but the config asks for {size}"
-                )
-        return tensors
+    assert not ours, f"no layout mapping for {sorted(ours)}"
 
-    for entry in layout.entries(model.shape):
-        with torch.no_grad():
-            ours.pop(entry.ours).copy_(entry.join(fetch(entry)))
-    assert not ours, f"no layout entry for {sorted(ours)}"
-    _check_rest(model, layout, weights, read)
-
-
-def _check_rest(model: Transformer, layout: Layout, weights: _Weights, read: set[str]) -> None:
     for key in sorted(set(weights.file_of) - read):
         if key.endswith(layout.ignored):
             continue
-        if key in HEADS and model.shape.tied_head:
-            assert model.tokens is not None
-            if torch.equal(weights.get(key), model.tokens.weight):
+        problem = f" has a weight {key} that a {layout.model_type} of this config does not have"
+        if key in HEADS and model.tokens is not None and model.shape.tied_head:
+            if torch.equal(weights.get(key, model.tokens.weight.shape), model.tokens.weight):
                 continue  # some writers store a tied head a second time
-            raise CheckpointError(
-                f"{weights.folder}: {key} differs from the token table, but the config says tie_word_embeddings=true"
-            )
-        raise CheckpointError(f"{weights.folder} has a weight {key} that a {layout.model_type} of this config has not")
+            problem = f": {key} differs from the token table, but the config says tie_word_embeddings=true"
+        raise CheckpointError(f"{weights.folder}{problem}", code="checkpoint-mismatch")

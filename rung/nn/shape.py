@@ -1,10 +1,8 @@
-"""What a transformer is made of: one frozen record that covers GPT-2, GPT-NeoX, Llama, encoders and decoders.
+"""The shape of a transformer: one frozen record that covers GPT-2, GPT-NeoX, Llama, encoders and decoders.
 
-The names are those users know from configs. Whatever contradicts itself is refused here, before any weight exists.
-How a run trains (learning rates, precision, parallelism) is not here.
-
-The one surprising thing: what is left at None is derived by a property of another name (`kv_heads`, `head_width`,
-`hidden_width`, ...), so that a record always shows what was asked for and not what came of it.
+The names are those users know from configs. Contradictions are refused here, before any weight exists. A field left at
+None is derived by a property of another name (`kv_heads`, `head_width`, `hidden_width`, ...), so that the record always
+shows what was asked for.
 """
 
 from __future__ import annotations
@@ -52,11 +50,6 @@ class Shape:
     n_cross_kv_head: int | None = None  # None = n_head
     init: str = "normal"
 
-    def __post_init__(self) -> None:
-        self._check_ranges()
-        self._check_heads()
-        self._check_combinations()
-
     @property
     def kv_heads(self) -> int:
         return self.n_head if self.n_kv_head is None else self.n_kv_head
@@ -93,49 +86,49 @@ class Shape:
     def has_norm_bias(self) -> bool:
         return self.norm == "layernorm" and (self.bias if self.norm_bias is None else self.norm_bias)
 
-    def _check_ranges(self) -> None:
+    def __post_init__(self) -> None:
+        """Refuses what no transformer can be."""
         for name, choices in (("norm", NORMS), ("mlp", MLPS), ("positions", POSITIONS), ("init", INITS)):
-            if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"{name}={value!r} is not a choice; use one of {', '.join(choices)}")
-        sizes = ("context_size", "n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "n_hidden", "cross_width")
-        for name in ("vocab_size", "context_size", "n_layer", "n_head", "n_embd"):
+            _check(getattr(self, name) in choices, f"{name}={getattr(self, name)!r}", f"one of {', '.join(choices)}")
+        sizes = ("vocab_size", "context_size", "n_layer", "n_head", "n_embd")
+        for name in sizes:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{name}={value!r} must be a whole number")
-        for name in (*sizes, "n_cross_kv_head"):
+            _check(isinstance(value, int) and not isinstance(value, bool), f"{name}={value!r}", "a whole number")
+        for name in (*sizes[1:], "n_kv_head", "head_dim", "n_hidden", "cross_width", "n_cross_kv_head"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
-        if self.vocab_size < 0:
-            raise ConfigError(f"vocab_size={self.vocab_size} must be at least 1, or 0 for a model without token table")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+            _check(value is None or value >= 1, f"{name}={value}", "at least 1")
+        _check(
+            self.vocab_size >= 0, f"vocab_size={self.vocab_size}", "at least 1, or 0 for a model without token table"
+        )
+        _check(0 <= self.dropout < 1, f"dropout={self.dropout}", "at least 0 and below 1")
         for name in ("norm_eps", "rope_theta"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+            _check(getattr(self, name) > 0, f"{name}={getattr(self, name)}", "above 0")
 
-    def _check_heads(self) -> None:
+        conflict = ""
         if self.head_dim is None and self.n_embd % self.n_head:
-            raise ConfigError(
-                f"n_embd={self.n_embd} cannot be shared by n_head={self.n_head} heads; "
-                f"set n_embd={self.n_head * math.ceil(self.n_embd / self.n_head)}, or head_dim to ask for another width"
+            wider = self.n_head * math.ceil(self.n_embd / self.n_head)
+            conflict = (
+                f"n_embd={self.n_embd} cannot be shared by n_head={self.n_head} heads; set n_embd={wider}, or head_dim "
+                "to ask for another width"
             )
         for name, value in (("n_kv_head", self.kv_heads), ("n_cross_kv_head", self.cross_kv_heads)):
             if self.n_head % value:
-                raise ConfigError(f"n_head={self.n_head} is not a multiple of {name}={value}; groups must be equal")
-        if self.positions == "rotary":
-            if not 0 < self.rotary_fraction <= 1:
-                raise ConfigError(f"rotary_fraction={self.rotary_fraction} must be above 0 and at most 1")
-            if self.rotary_width < 2 or self.rotary_width % 2:
-                raise ConfigError(
-                    f"rotary_fraction={self.rotary_fraction} of heads of {self.head_width} rotates {self.rotary_width} "
-                    "numbers, which must be an even number above 0"
-                )
-
-    def _check_combinations(self) -> None:
+                conflict = f"n_head={self.n_head} is not a multiple of {name}={value}; groups must be equal"
         if self.norm == "rmsnorm" and self.norm_bias:
-            raise ConfigError("norm_bias=true contradicts norm='rmsnorm', which has no bias; drop one of them")
+            conflict = "norm_bias=true contradicts norm='rmsnorm', which has no bias; drop one of them"
         if self.parallel_residual and self.cross_width is not None:
-            raise ConfigError("parallel_residual=true contradicts cross_width: cross attention needs its own place")
+            conflict = "parallel_residual=true contradicts cross_width: cross attention needs its own place"
         if self.n_cross_kv_head is not None and self.cross_width is None:
-            raise ConfigError("n_cross_kv_head is set but cross_width is not: there is no cross attention to share")
+            conflict = "n_cross_kv_head is set but cross_width is not: there is no cross attention to share"
+        if conflict:
+            raise ConfigError(conflict, code="options-conflict")
+        if self.positions == "rotary":
+            fraction = f"rotary_fraction={self.rotary_fraction}"
+            _check(0 < self.rotary_fraction <= 1, fraction, "above 0 and at most 1")
+            rotated = f"{fraction} of heads of {self.head_width} rotates {self.rotary_width} numbers, which"
+            _check(self.rotary_width >= 2 and self.rotary_width % 2 == 0, rotated, "an even number above 0")
+
+
+def _check(is_valid: bool, given: str, limit: str) -> None:
+    if not is_valid:
+        raise ConfigError(f"{given} must be {limit}", code="bad-value")

@@ -1,30 +1,26 @@
-"""One transformer for every recipe; see shape.py for what it can be.
+"""One transformer for every recipe; shape.py says what it can be.
 
 `model(ids)` gives logits, `model.hidden(ids)` the normalised stream before the head; both take `embeddings` in place of
-ids. Weights are float32 and depend on (seed, parameter name) only: two transformers in one model want two seeds, such
-as key_of(seed, "encoder"). Activations follow autocast. Losses, sampling and weights from elsewhere are in losses.py,
-generate.py and hf.py.
+ids. Weights are float32 and depend on (seed, parameter name) only: two transformers in one model need two seeds, such
+as key_of(seed, "encoder"). Activations follow autocast. A tied head has no parameter of its own: the token embedding is
+used twice, and checkpoints hold it once.
 
-The one surprising thing: a tied head is no parameter of its own. The token table is used twice, and checkpoints hold it
-once.
-
-Shapes: B rows, T positions, S keys (cached ones included), M places of a memory, W its width, C width of the stream,
+Shapes: B rows, T positions, S keys (cached ones included), M positions of a memory, W its width, C width of the stream,
 V vocabulary.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.errors import DataError
-from rung.nn.attention import CrossAttention, Mask, SelfAttention, cross_mask, self_mask
-from rung.nn.cache import Cache
-from rung.nn.init import Projection, Table, initialise
-from rung.nn.norms import Norm
-from rung.nn.rope import Angles, Rope
+from rung.nn.attention import Angles, Cache, CrossAttention, Mask, Rope, SelfAttention, cross_mask, self_mask
+from rung.nn.init import Embedding, Norm, Projection, initialise
 from rung.nn.shape import Shape
+from rung.recipe import ParameterGroup
 
 __all__ = ["Shape", "Transformer"]
 
@@ -76,8 +72,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape = shape
         has_vocab = shape.vocab_size > 0
-        self.tokens = Table(shape.vocab_size, shape.n_embd, is_head=shape.tied_head) if has_vocab else None
-        self.places = Table(shape.context_size, shape.n_embd) if shape.positions == "learned" else None
+        self.tokens = Embedding(shape.vocab_size, shape.n_embd, is_head=shape.tied_head) if has_vocab else None
+        self.places = Embedding(shape.context_size, shape.n_embd) if shape.positions == "learned" else None
         is_rotary = shape.positions == "rotary"
         self.rope = Rope(shape.rotary_width, shape.context_size, shape.rope_theta) if is_rotary else None
         self.drop = nn.Dropout(shape.dropout)
@@ -88,24 +84,9 @@ class Transformer(nn.Module):
         if seed is not None:
             initialise(self, shape.init, shape.n_layer, seed)
 
-    def forward(
-        self,
-        ids_BT: Tensor | None = None,
-        *,
-        embeddings: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: Cache | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids_BT: Tensor | None = None, **arguments: Any) -> Tensor:
         """Logits (B, T, V); the arguments are those of `hidden`."""
-        return self.logits(
-            self.hidden(
-                ids_BT, embeddings=embeddings, positions=positions, cache=cache,
-                memory=memory, memory_mask=memory_mask, mask=mask,
-            )
-        )  # fmt: skip
+        return self.logits(self.hidden(ids_BT, **arguments))
 
     def hidden(
         self,
@@ -124,9 +105,22 @@ class Transformer(nn.Module):
         (B, S), or where query t may see key s (B, T, S). `memory` (B, M, W) is what cross attention reads, with a
         `memory_mask` alike; with a cache it is read at the first call and can be left out afterwards.
         """
-        x_BTC = self._embed(ids_BT, embeddings)
+        assert (ids_BT is None) != (embeddings is None), "give either ids or embeddings"
+        if embeddings is not None:
+            x_BTC = embeddings
+        else:
+            assert self.tokens is not None, "a model with vocab_size=0 has no token table; give embeddings"
+            x_BTC = self.tokens(ids_BT)
         num_rows, num_new = x_BTC.shape[:2]
-        start = self._start(cache, num_rows, num_new)
+        start = 0
+        if cache is not None:
+            assert self.shape.causal, "a bidirectional model cannot be cached: every position sees every other"
+            cache.check_room(num_new, num_rows)
+            start = cache.length
+        if start + num_new > self.shape.context_size and self.shape.positions != "none":
+            problem = f"{start + num_new} positions do not fit context_size={self.shape.context_size}"
+            raise DataError(f"{problem}; cut the sequence, or train a model with a larger one", code="too-many")
+
         if self.places is not None:
             end = start + num_new
             x_BTC = x_BTC + (self.places.weight[start:end] if positions is None else self.places(positions))
@@ -137,7 +131,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x_BTC = block(x_BTC, angles, allowed, cache, memory, seen)
         if cache is not None:
-            cache.advance(num_new)
+            cache.length += num_new
         return self.norm(x_BTC)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
@@ -147,42 +141,19 @@ class Transformer(nn.Module):
         assert self.tokens is not None, "a model with vocab_size=0 has no head; use hidden()"
         return F.linear(x_BTC, self.tokens.weight)
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The 2-D weights of the linear layers inside blocks: what Muon may take."""
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """The weights of the linear layers inside blocks, which Muon may take, and the rest."""
         linears = (module for module in self.blocks.modules() if isinstance(module, nn.Linear))
-        return [weight for linear in linears if isinstance(weight := linear.weight, nn.Parameter)]
+        matrices = [weight for linear in linears if isinstance(weight := linear.weight, nn.Parameter)]
+        taken = {id(weight) for weight in matrices}
+        rest = [p for p in self.parameters() if id(p) not in taken]
+        return [ParameterGroup("matrices", matrices, muon=True), ParameterGroup("rest", rest)]
 
-    def new_cache(
-        self,
-        batch: int,
-        length: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Cache:
-        """An empty cache for `batch` rows of up to `length` positions (None = context_size)."""
+    def new_cache(self, num_rows: int, length: int | None = None) -> Cache:
+        """An empty cache for `num_rows` rows of up to `length` positions (None = context_size)."""
         shape, weight = self.shape, self.norm.weight
-        sizes = (shape.n_layer, batch, shape.kv_heads, length or shape.context_size, shape.head_width)
-        return Cache.empty(sizes, torch.device(device or weight.device), dtype or weight.dtype)
-
-    def _embed(self, ids_BT: Tensor | None, embeddings: Tensor | None) -> Tensor:
-        assert (ids_BT is None) != (embeddings is None), "give either ids or embeddings"
-        if embeddings is not None:
-            return embeddings
-        assert self.tokens is not None, "a model with vocab_size=0 has no token table; give embeddings"
-        return self.tokens(ids_BT)
-
-    def _start(self, cache: Cache | None, num_rows: int, num_new: int) -> int:
-        start = 0
-        if cache is not None:
-            assert self.shape.causal, "a bidirectional model cannot be cached: every position sees every other"
-            cache.check_room(num_new, num_rows)
-            start = cache.length
-        if start + num_new > self.shape.context_size and self.shape.positions != "none":
-            raise DataError(
-                f"{start + num_new} positions do not fit context_size={self.shape.context_size}; "
-                "cut the sequence, or train a model with a larger context_size"
-            )
-        return start
+        sizes = (shape.n_layer, num_rows, shape.kv_heads, length or shape.context_size, shape.head_width)
+        return Cache(sizes, weight.device, weight.dtype)
 
     def _cross_mask(self, memory: Tensor | None, mask: Tensor | None, cache: Cache | None, num_new: int) -> Mask:
         if self.shape.cross_width is None:

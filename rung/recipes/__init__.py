@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from rung.config import Layer, load_file
@@ -28,21 +29,27 @@ def find_recipe(name: str) -> type[Recipe]:
     target = CATALOG[name][0] if name in CATALOG else name
     module_name, colon, class_name = target.partition(":")
     if not colon or not module_name or module_name.startswith("."):
-        near = difflib.get_close_matches(name, CATALOG, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{name} is not a recipe{hint} (`rung recipes` lists them; your own is package.module:Class)")
+        problem = f"{name} is not a recipe{_nearest(name, CATALOG)}"
+        raise UserError(f"{problem} (`rung recipes` lists them; your own is package.module:Class)", code="no-recipe")
     if name not in CATALOG and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's recipe lies where the user is, as with `python -m`
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise UserError(f"{name} needs {error.name}, which is not installed") from error
-        raise UserError(f"no module {module_name} for recipe {name}; looked from {Path.cwd()}") from error
+            raise UserError(f"{name} needs {error.name}, which is not installed", code="not-installed") from error
+        problem = f"no module {module_name} for recipe {name}"
+        raise UserError(f"{problem}; looked from {Path.cwd()}", code="no-recipe") from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Recipe) and hasattr(found, "Config")):
-        raise UserError(f"{module_name} has no class {class_name} that is a rung.recipe.Recipe with a Config")
+        problem = f"{module_name} has no class {class_name} that is a rung.recipe.Recipe with a Config"
+        raise UserError(problem, code="no-recipe")
     return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def short_name(name: str) -> str:
@@ -51,7 +58,7 @@ def short_name(name: str) -> str:
 
 
 def presets(recipe_class: type[Recipe]) -> dict[str, Path]:
-    file = sys.modules[recipe_class.__module__].__file__
+    file = getattr(sys.modules.get(recipe_class.__module__), "__file__", None)  # a notebook has none
     folder = Path(file).parent / "presets" if file else Path("presets")
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
@@ -59,12 +66,10 @@ def presets(recipe_class: type[Recipe]) -> dict[str, Path]:
 def preset_layer(recipe_class: type[Recipe], name: str | None) -> list[Layer]:
     """The layer of a preset; without a name the recipe's `tiny`, if it has one."""
     known = presets(recipe_class)
-    if name is None:
-        name = DEFAULT_PRESET if DEFAULT_PRESET in known else None
-        if name is None:
-            return []
+    if name is None and DEFAULT_PRESET not in known:
+        return []
+    name = name or DEFAULT_PRESET
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"preset={name} is not a preset{hint} (there are: {', '.join(known) or 'none'})")
+        problem = f"preset={name} is not a preset{_nearest(name, known)}"
+        raise ConfigError(f"{problem} (there are: {', '.join(known) or 'none'})", code="no-preset")
     return [Layer(f"preset {name}", load_file(known[name]))]

@@ -1,18 +1,16 @@
-"""A place that a URL names, and objects in and out of it: s3://, gs://, az://, file:// or the path of a folder.
+"""Reads and writes the objects under a URL: s3://, gs://, az://, file:// or the path of a folder.
 
-Promises: a request that fails for a passing reason (5xx, a cut connection, a timeout) is tried again, a bounded number
-of times; what remains is one sentence that names the place and what to check. Keys and endpoints come from the usual
-environment variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME).
-What the objects mean is left to manifest.
-
-The surprising thing: the first request is less patient than all others, so that a wrong URL is told at once; and a
-folder offers no "replace only this version", so there a lock and a comparison stand in for it.
+A request that fails for a passing reason (5xx, a cut connection, a timeout) is retried a bounded number of times; the
+first one fewer times, so that a wrong URL fails at once. Keys and endpoints come from the usual environment variables
+(AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME). A folder has no
+conditional write; a lock and a comparison stand in for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import re
@@ -50,13 +48,13 @@ class RemoteError(UserError):
     """A place that cannot be used, or an item there that is not whole."""
 
 
-class Lost(RemoteError):
+class WriteConflict(RemoteError):
     """Somebody else wrote the object in the meantime."""
 
 
-def is_place(word: str) -> bool:
-    """Whether a word of the command line names a place: a URL, or a path that cannot be taken for a run's name."""
-    return "://" in word or _LOCAL.match(word) is not None
+def is_place(arg: str) -> bool:
+    """Whether an argument names a place: a URL, or a path that cannot be taken for a run's name."""
+    return "://" in arg or _LOCAL.match(arg) is not None
 
 
 class Bucket:
@@ -65,7 +63,11 @@ class Bucket:
     def __init__(self, url: str, *, is_new: bool = False) -> None:
         """Opens the place and asks it nothing; `is_new` makes a folder that is not there."""
         self.url, self.scheme, self.folder = _parsed(url)
-        _require()
+        if importlib.util.find_spec("obstore") is None:
+            message = "push, pull and --remote need the package obstore: pip install 'rung[s3]'."
+            raise UserError(message, code="not-installed")
+        self._api = importlib.import_module("obstore")
+        self._errors = importlib.import_module("obstore.exceptions")
         self._has_answered = False
         self._first, self._store = self._open(is_new)
 
@@ -75,10 +77,9 @@ class Bucket:
 
     def read(self, key: str) -> tuple[bytes, Version] | None:
         """An object and its version; None where there is none."""
-        import obstore
 
         def get(store: Any) -> tuple[bytes, Version]:
-            result = obstore.get(store, key)
+            result = self._api.get(store, key)
             meta = result.meta
             version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
             return bytes(result.bytes()), version
@@ -89,91 +90,83 @@ class Bucket:
             return None
 
     def write(self, key: str, data: bytes, before: Version | None) -> None:
-        """Writes a small object if it is still as it was: absent (None), or of that version; else raises Lost."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
+        """Writes a small object if it is still as it was: absent (None), or of that version; else WriteConflict."""
         with self._local_lock(key):
-            if before is not None and self._is_local:
+            is_lost = False
+            if before is not None and self.folder is not None:
                 now = self.read(key)
-                if now is None or now[1] != before:
-                    raise self._lost(key)
-            mode: Any = "create" if before is None else "overwrite" if self._is_local else dict(before)
+                is_lost = now is None or now[1] != before
+            mode: Any = "create" if before is None else "overwrite" if self.folder is not None else dict(before)
             try:
-                self._call(lambda store: obstore.put(store, key, data, mode=mode))
-            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                if not is_lost:
+                    self._call(lambda store: self._api.put(store, key, data, mode=mode))
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError):
                 # An answer may be lost after it was obeyed, and a second try then finds our own object.
                 found = self.read(key)
-                if found is None or found[0] != data:
-                    raise self._lost(key) from None
+                is_lost = found is None or found[0] != data
+            if is_lost:
+                message = f"somebody else wrote {self.at(key)} at the same time; this push changed nothing."
+                raise WriteConflict(message, code="write-conflict")
 
     def send(self, key: str, chunks: Callable[[], Iterator[bytes]], num_bytes: int) -> None:
         """Writes an object; `chunks` starts from the beginning each time it is called."""
-        import obstore
-
         if num_bytes <= PART_BYTES:
-            self._call(lambda store: obstore.put(store, key, b"".join(chunks()), use_multipart=False))
+            self._call(lambda store: self._api.put(store, key, b"".join(chunks()), use_multipart=False))
             return
         part = max(PART_BYTES, -(-num_bytes // MOST_PARTS))
-        self._call(lambda store: obstore.put(store, key, chunks(), chunk_size=part, max_concurrency=3))
+        self._call(lambda store: self._api.put(store, key, chunks(), chunk_size=part, max_concurrency=3))
 
     def receive(self, key: str) -> Iterator[bytes]:
-        """The bytes of an object, in pieces; goes on where a connection was cut. FileNotFoundError where it is gone."""
-        import obstore
-        from obstore.exceptions import BaseError
-
+        """The bytes of an object; continues where a connection was cut. FileNotFoundError where it is gone."""
         done, num_bytes, failures = 0, None, 0
         while num_bytes is None or done < num_bytes:
             options: Any = {"range": {"offset": done}} if done else None
-            result = self._call(functools.partial(obstore.get, path=key, options=options))
+            result = self._call(functools.partial(self._api.get, path=key, options=options))
             num_bytes = int(result.meta["size"]) if num_bytes is None else num_bytes
             before, problem = done, None
             try:
                 for piece in result.stream(min_chunk_size=1 << 20):
                     done += len(piece)
                     yield bytes(piece)
-            except BaseError as error:
+            except self._errors.BaseError as error:
                 problem = error
             if problem is not None or done == before < num_bytes:
                 failures = failures + 1 if done == before else 1
                 if failures >= ATTEMPTS:
-                    raise self._told(problem or OSError(f"{key} breaks off at byte {done}")) from problem
+                    raise self._as_error(problem or OSError(f"{key} breaks off at byte {done}")) from problem
                 time.sleep(0.1 * 2**failures)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Key -> bytes of every object below a prefix."""
-        import obstore
 
         def ask(store: Any) -> dict[str, int]:
-            found = obstore.list(store, prefix, chunk_size=1000)
+            found = self._api.list(store, prefix, chunk_size=1000)
             return {meta["path"]: int(meta["size"]) for batch in found for meta in batch}
 
         return self._call(ask)
 
     def folders(self, prefix: str) -> list[str]:
         """The names one level below a prefix that have something below them."""
-        import obstore
-
-        found = self._call(lambda store: obstore.list_with_delimiter(store, prefix))
+        found = self._call(lambda store: self._api.list_with_delimiter(store, prefix))
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Objects that are gone already are no error."""
-        import obstore
-
         if self.folder is None:
             for first in range(0, len(keys), 1000):
                 batch = list(keys[first : first + 1000])
-                self._call(functools.partial(obstore.delete, paths=batch))
+                self._call(functools.partial(self._api.delete, paths=batch))
             return
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
-                self._call(functools.partial(obstore.delete, paths=key))
-            _remove_empty(self.folder / key, self.folder)
-
-    @property
-    def _is_local(self) -> bool:
-        return self.folder is not None
+                self._call(functools.partial(self._api.delete, paths=key))
+            for parent in (self.folder / key).parents:  # folders in which nothing is left, up to the place itself
+                if parent == self.folder or not parent.is_relative_to(self.folder):
+                    break
+                try:
+                    parent.rmdir()
+                except OSError:
+                    break
 
     @contextlib.contextmanager
     def _local_lock(self, key: str) -> Iterator[None]:
@@ -186,14 +179,10 @@ class Bucket:
             with locked(place):
                 yield
         except OSError as error:
-            raise self._told(error) from error
-
-    def _lost(self, key: str) -> Lost:
-        return Lost(f"{self.at(key)} was written by somebody else at the same time; nothing of this push is visible.")
+            raise self._as_error(error) from error
 
     def _open(self, is_new: bool) -> tuple[Any, Any]:
         """Two clients: one that gives up soon, and one that is patient."""
-        from obstore.exceptions import BaseError
         from obstore.store import LocalStore, from_url
 
         if self.folder is not None:
@@ -201,17 +190,16 @@ class Bucket:
                 if is_new:
                     self.folder.mkdir(parents=True, exist_ok=True)
                 if not self.folder.is_dir():
-                    raise RemoteError(f"there is no folder {self.folder}; name another one, or push something there.")
+                    message = f"there is no folder {self.folder}; name another one, or push something there."
+                    raise RemoteError(message, code="no-folder")
                 store = LocalStore(self.folder)
                 return store, store
-            except (OSError, BaseError) as error:
-                raise self._told(error) from error
+            except (OSError, self._errors.BaseError) as error:
+                raise self._as_error(error) from error
         # No limit on a whole transfer: a checkpoint may take an hour. A connection that stands still is cut.
         client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "12h"}
-        config: dict[str, Any] = {}
         endpoint = self._endpoint()
-        if endpoint:
-            config["endpoint"] = endpoint
+        config: Any = {"endpoint": endpoint} if endpoint else None
         if endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
             client["allow_http"] = True
         soon = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
@@ -219,11 +207,11 @@ class Bucket:
         quick = {**client, "connect_timeout": "3s", "read_timeout": "20s"}
         try:
             return (
-                from_url(self.url, config=config or None, client_options=quick, retry_config=soon),
-                from_url(self.url, config=config or None, client_options=client, retry_config=patient),
+                from_url(self.url, config=config, client_options=quick, retry_config=soon),
+                from_url(self.url, config=config, client_options=client, retry_config=patient),
             )
-        except (BaseError, ValueError, TypeError) as error:
-            raise RemoteError(f"{self.url} cannot be opened: {_first_line(error)}.") from error
+        except (self._errors.BaseError, ValueError, TypeError) as error:
+            raise RemoteError(f"{self.url} cannot be opened: {_first_line(error)}.", code="bad-url") from error
 
     def _endpoint(self) -> str:
         """A server that is not the provider's own; "" for the provider's."""
@@ -233,82 +221,80 @@ class Bucket:
         return next((value for name in names if (value := os.environ.get(name))), "")
 
     def _call(self, action: Callable[[Any], T]) -> T:
-        """Does it, again where obstore has given up on something that passes; its answers become ours.
+        """Calls `action`, again where it fails for a passing reason; its errors become ours.
 
-        Retries of obstore cover requests; a body that breaks off, and an upload in parts that fails as a whole, are
-        left to whoever asked.
+        obstore itself retries requests, but not a body that breaks off, nor an upload in parts that fails as a whole.
         """
-        from obstore import exceptions
-
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 result = apart(action, self._store if self._has_answered else self._first)
-            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
                 self._has_answered = True
                 raise
-            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise self._told(error) from error
-            except (exceptions.BaseError, OSError) as error:
+            except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
+                raise self._as_error(error) from error
+            except (self._errors.BaseError, OSError) as error:
                 is_lost = "NoSuchUpload" in str(error)  # the last answer of an upload in parts; it may be done or not
                 is_absent = isinstance(error, FileNotFoundError) and not is_lost
                 if is_absent and not _NO_BUCKET.search(str(error)):
                     self._has_answered = True
                     raise
                 if not self._has_answered or attempt == ATTEMPTS or _NO_BUCKET.search(str(error)):
-                    raise self._told(error) from error
+                    raise self._as_error(error) from error
                 time.sleep(0.2 * 2**attempt)
             else:
                 self._has_answered = True
                 return result
         raise AssertionError("every attempt ends")
 
-    def _told(self, error: Exception) -> RemoteError:
+    def _as_error(self, error: Exception) -> RemoteError:
         """One sentence: the place, what happened, what to check."""
-        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
         text, where = _first_line(error), self._endpoint() or f"{self.scheme}://"
         keys = _KEYS.get(self.scheme, "your credentials")
         if self.folder is not None:
-            return RemoteError(f"{self.folder} cannot be used: {text}; check its permissions and the space left.")
+            message = f"{self.folder} cannot be used: {text}; check its permissions and the space left."
+            return RemoteError(message, code="bad-folder")
         if _NO_BUCKET.search(str(error)):
             bucket = urlsplit(self.url).netloc
-            return RemoteError(f"there is no bucket {bucket} at {where}; make it, or mend the URL {self.url}.")
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "status code: 403" in text:
-            return RemoteError(f"{self.url} refuses these credentials; check {keys}, and what they may do there.")
+            message = f"there is no bucket {bucket} at {where}; create it, or fix the URL {self.url}."
+            return RemoteError(message, code="no-bucket")
+        refusals = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        if isinstance(error, refusals) or "status code: 403" in text:
+            message = f"{self.url} refuses these credentials; check {keys}, and what they may do there."
+            return RemoteError(message, code="no-permission")
         if _NO_KEYS.search(text):
-            return RemoteError(f"there are no credentials for {self.url}; set {keys}.")
+            return RemoteError(f"there are no credentials for {self.url}; set {keys}.", code="no-credentials")
         if "error sending request" in text or "connect" in text.lower() or "timed out" in text:
             hint = "AWS_ENDPOINT_URL and the network" if self.scheme == "s3" else "the network"
-            return RemoteError(f"{where} does not answer; check {hint} ({text}).")
-        return RemoteError(f"{self.url} failed: {text}.")
+            return RemoteError(f"{where} does not answer; check {hint} ({text}).", code="network")
+        return RemoteError(f"{self.url} failed: {text}.", code="network")
 
 
 def _parsed(url: str) -> tuple[str, str, Path | None]:
     """The URL in one spelling, its scheme, and for a folder its path."""
-    if "://" not in url:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         if not is_place(url):
-            raise RemoteError(f"{url} is not a place; name a URL such as s3://bucket/prefix, or a folder as ./{url}.")
+            message = f"{url} is not a place; name a URL such as s3://bucket/prefix, or a folder as ./{url}."
+            raise RemoteError(message, code="bad-url")
         folder = Path(url).expanduser().absolute()
         return str(folder), "file", folder
-    scheme, rest = url.split("://", 1)
     if scheme not in SCHEMES:
-        raise RemoteError(f"{url} cannot be used: {scheme}:// is none of {', '.join(f'{s}://' for s in SCHEMES)}.")
+        message = f"{url} cannot be used: {scheme}:// is none of {', '.join(f'{s}://' for s in SCHEMES)}."
+        raise RemoteError(message, code="bad-url")
     if scheme == "file":
         folder = Path(unquote(rest.removeprefix("localhost")))
         if not folder.is_absolute():
-            raise RemoteError(f"{url} does not name a folder; write file:///and/its/path, or the path alone.")
+            message = f"{url} does not name a folder; write file:///and/its/path, or the path alone."
+            raise RemoteError(message, code="bad-url")
         return str(folder), scheme, folder
     if not rest.strip("/"):
-        raise RemoteError(f"{url} names no bucket; write {scheme}://bucket/prefix.")
+        raise RemoteError(f"{url} names no bucket; write {scheme}://bucket/prefix.", code="bad-url")
     if "@" in rest.split("/")[0] or "?" in rest or "#" in rest:
         # Not shown again: such a URL often holds a key, and what is shown is also written into records.
-        raise RemoteError(f"a URL of {scheme}:// holds no @, ? or #; keys are taken from {_KEYS[scheme]}.")
+        message = f"a URL of {scheme}:// holds no @, ? or #; keys are taken from {_KEYS[scheme]}."
+        raise RemoteError(message, code="bad-url")
     return url.rstrip("/"), scheme, None
-
-
-def _require() -> None:
-    if importlib.util.find_spec("obstore") is None:
-        raise UserError("push, pull and --remote need the package obstore: pip install 'rung[s3]'.")
 
 
 def _first_line(error: Exception) -> str:
@@ -319,14 +305,3 @@ def _first_line(error: Exception) -> str:
     text = re.sub(r" in [0-9.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text)
     text = re.sub(r"(https?://[^\s?)]*)\?[^\s),]*", r"\1", text)  # with some credentials the query holds a signature
     return text if len(text) <= 300 else f"{text[:297]}..."
-
-
-def _remove_empty(path: Path, root: Path) -> None:
-    """Folders in which nothing is left, up to the place itself."""
-    for folder in path.parents:
-        if folder == root or not folder.is_relative_to(root):
-            return
-        try:
-            folder.rmdir()
-        except OSError:
-            return

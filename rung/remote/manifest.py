@@ -1,30 +1,29 @@
-"""The list of an item's files. An item, a run or a data set, is at a place exactly when its manifest is.
+"""The list of an item's files, and the items of a bucket. An item, a run or a data set, exists when its manifest does.
 
     runs/<experiment>/<n>/manifest.json        data/<name>/manifest.json
     runs/<experiment>/<n>/files/<path>.<hash>  the first 16 digits of its sha256
 
-A file is named by its content, so one that is there need not be sent again, and a new manifest can come into place
-while somebody reads by the old one. What is read here came from elsewhere and is checked: no path leads out of the
-item.
-
-The surprising thing: `push` is a number of its own for each push, so that of two that send the same at the same time
-exactly one finds its own manifest there.
+A file is named by its content, so one that is there need not be sent again, and a new manifest can replace the old one
+while somebody still reads by that. What is read here came from elsewhere and is checked: no path leads out of the item.
+`push` differs for every push, so that of two that send the same files at the same time exactly one wins.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from rung.errors import RunError
+from rung.errors import RunError, UserError
 from rung.remote.bucket import Bucket, RemoteError, Version
+from rung.remote.workers import each
 from rung.runs.files import floats_again, to_json
+from rung.runs.maintenance.selection import RANGE
 from rung.runs.record import check_name
 
 SCHEMA = 1  # raise it when an older reader would misread an item
@@ -32,12 +31,11 @@ FOLDERS = {"run": "runs", "data": "data"}
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PLAIN = "/!'()+,=@ "  # besides letters, digits and _.-~
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_ITEM = re.compile(r"(?P<place>.+)/(?:runs/(?P<run>[^/]+/[0-9]+)|data/(?P<data>[^/]+))/?")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One file of an item."""
-
+class FileEntry:
     path: str
     bytes: int
     sha256: str
@@ -58,7 +56,7 @@ class Manifest:
     kind: str
     name: str
     uid: str  # of a run its uid, of a data set its fingerprint
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     document: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
     push: str = ""
@@ -71,7 +69,7 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(entry.bytes for entry in self.entries)
 
-    def key(self, entry: Entry) -> str:
+    def key(self, entry: FileEntry) -> str:
         return f"{self.place}/{entry.key}"
 
     def encoded(self) -> bytes:
@@ -85,13 +83,20 @@ def place_of(kind: str, name: str) -> str:
     return f"{FOLDERS[kind]}/{name}"
 
 
+def split_item(url: str) -> tuple[str, str, str] | None:
+    """Place, kind and name of a URL that names an item, .../runs/piano/7 or .../data/piano; None for any other."""
+    if not (match := _ITEM.fullmatch(url)):
+        return None
+    return match["place"], "run" if match["run"] else "data", match["run"] or match["data"]
+
+
 def check_item(kind: str, name: str) -> None:
     """Raises RunError where a name cannot be that of a run or a data set."""
     experiment, _, number = name.partition("/")
     if kind == "run" and not _NUMBER.fullmatch(number):
-        raise RunError(f"{name!r} is not a run; name one as piano/7.")
+        raise RunError(f"{name!r} is not a run; name one as piano/7.", code="bad-name")
     if kind == "data" and number:
-        raise RunError(f"{name!r} is not the name of a data set; name one as piano.")
+        raise RunError(f"{name!r} is not the name of a data set; name one as piano.", code="bad-name")
     check_name(experiment)
 
 
@@ -102,42 +107,98 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
     if found is None:
         return None
     try:
-        return _decoded(found[0], kind, name), found[1]
+        content = msgspec.json.decode(found[0])  # not from_json, to which a file called Infinity is a number
+        if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+            raise ValueError("it is not a manifest of rung")
+        if content["schema"] > SCHEMA:
+            message = f"{name} in the bucket was pushed by a newer rung (schema {content['schema']}); upgrade rung."
+            raise RemoteError(message, code="version-mismatch")
+        if (content["kind"], content["name"]) != (kind, name):
+            raise ValueError(f"it is of {content['kind']} {content['name']}, not of {kind} {name}")
+        entries = _entries(content["files"])
+        document = floats_again(content["document"]) if isinstance(content["document"], dict) else {}
+        created, push = str(content["created"]), str(content["push"])
+        return Manifest(kind, name, str(content["uid"]), entries, document, created, push), found[1]
     except (ValueError, KeyError, TypeError) as error:
-        raise RemoteError(f"{bucket.at(key)} is damaged: {error}; push the item again with --force.") from None
+        message = f"{bucket.at(key)} is damaged: {error}; push the item again with --force."
+        raise RemoteError(message, code="item-damaged") from None
 
 
-def _decoded(data: bytes, kind: str, name: str) -> Manifest:
-    told = msgspec.json.decode(data)  # not from_json, to which a file called Infinity is a number
-    if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
-        raise ValueError("it is not a manifest of rung")
-    if told["schema"] > SCHEMA:
-        raise RemoteError(f"{name} there was pushed by a newer rung (schema {told['schema']}); upgrade rung.")
-    if (told["kind"], told["name"]) != (kind, name):
-        raise ValueError(f"it is of {told['kind']} {told['name']}, not of {kind} {name}")
-    entries = tuple(_entry(one) for one in told["files"])
-    _check_tree(entries)
-    document = floats_again(told["document"]) if isinstance(told["document"], dict) else {}
-    return Manifest(kind, name, str(told["uid"]), entries, document, str(told["created"]), str(told["push"]))
-
-
-def _entry(told: Any) -> Entry:
-    entry = Entry(told["path"], told["bytes"], told["sha256"])
-    if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
-        raise ValueError("a file has no path or no size")
-    if not isinstance(entry.sha256, str) or not _HASH.fullmatch(entry.sha256):
-        raise ValueError(f"{entry.path!r} has no hash")
-    parts = entry.path.split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise ValueError(f"the path {entry.path!r} leads out of the item")
-    if told.get("key") != entry.key:
-        raise ValueError(f"{entry.path!r} lies at {told.get('key')!r}, which is not its place")
-    return entry
-
-
-def _check_tree(entries: tuple[Entry, ...]) -> None:
-    """No path twice, and none that is a file and a folder."""
+def _entries(files: Any) -> tuple[FileEntry, ...]:
+    """The files of a manifest, checked; ValueError, KeyError or TypeError where something is wrong with them."""
+    entries = []
+    for spec in files:
+        entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"])
+        if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
+            raise ValueError("a file has no path or no size")
+        if not isinstance(entry.sha256, str) or not _HASH.fullmatch(entry.sha256):
+            raise ValueError(f"{entry.path!r} has no hash")
+        if any(part in ("", ".", "..") or "\0" in part for part in entry.path.split("/")):
+            raise ValueError(f"the path {entry.path!r} leads out of the item")
+        if spec.get("key") != entry.key:
+            raise ValueError(f"{entry.path!r} lies at {spec.get('key')!r}, which is not its place")
+        entries.append(entry)
+    # No path twice, and none that is a file and a folder.
     paths = [entry.path for entry in entries]
     folders = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
     if len(set(paths)) != len(paths) or folders & set(paths):
         raise ValueError("two of its files have one path")
+    return tuple(entries)
+
+
+def runs_there(bucket: Bucket, experiments: Sequence[str] = (), problems: list[str] | None = None) -> list[Manifest]:
+    """The runs at a place, of some experiments or all, by experiment and number."""
+    for experiment in experiments:
+        check_name(experiment)
+    names = []
+    for experiment in experiments or bucket.folders("runs"):
+        numbers = [number for number in bucket.folders(f"runs/{experiment}") if number.isdecimal()]
+        names += [f"{experiment}/{number}" for number in sorted(numbers, key=int)]
+    return _read_all(bucket, "run", names, problems)
+
+
+def data_there(bucket: Bucket, problems: list[str] | None = None) -> list[Manifest]:
+    """The data sets at a place, by name."""
+    return _read_all(bucket, "data", bucket.folders("data"), problems)
+
+
+def names_of(bucket: Bucket, refs: Sequence[str]) -> list[str]:
+    """The runs of a bucket that "piano/7", "piano/3..7" or "piano" (all of them) mean."""
+    names: list[str] = []
+    for ref in refs:
+        ref = ref.rstrip("/")
+        experiment, _, number = ref.partition("/")
+        if match := RANGE.fullmatch(ref):
+            low, high = int(match[2] or 0), int(match[3]) if match[3] else 10**9
+            found = [m.name for m in runs_there(bucket, [match[1]]) if low <= int(m.name.rpartition("/")[2]) <= high]
+        elif number:
+            check_item("run", ref)
+            found = [ref]
+        else:
+            found = [manifest.name for manifest in runs_there(bucket, [experiment])]
+        if not found:
+            message = f"there is no run {ref} at {bucket.url}; `rung ls --remote {bucket.url}` lists all."
+            raise RemoteError(message, code="no-item")
+        names += found
+    return list(dict.fromkeys(names))
+
+
+def _read_all(bucket: Bucket, kind: str, names: Sequence[str], problems: list[str] | None) -> list[Manifest]:
+    """The manifests of these names; an item without one is half sent, or half removed, and does not exist."""
+    found: dict[str, Manifest] = {}
+
+    def read(name: str) -> None:
+        try:
+            check_item(kind, name)
+        except RunError:
+            return  # somebody else's folder
+        try:
+            if (there := read_manifest(bucket, kind, name)) is not None:
+                found[name] = there[0]
+        except UserError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+
+    each(read, names)
+    return [found[name] for name in names if name in found]

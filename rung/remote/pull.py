@@ -1,38 +1,55 @@
-"""Brings an item from a place: put together beside (parcel), every hash checked, then moved to where it belongs.
+"""Downloads an item: put together in a folder beside its target, every hash checked, then moved there as a whole.
 
-It is there whole or not at all. Which checkpoints to bring can be chosen; everything else always comes. Nothing that
-only the run here has is lost: files stay, and lines that the run there lacks are a reason to refuse.
-
-The surprising thing: a run is known by its uid, and not by its name; one that was renamed here is updated under the
-name it has here.
+That folder survives a failed or killed pull, and the next one continues with it. Nothing that only the local run has is
+lost: files stay, and lines that the remote run lacks are a reason to refuse. A run is known by its uid, so one that was
+renamed here is updated under its local name. An update is two renames, the old folder away and the new one in; after a
+kill between them the next pull first puts the old one back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rung.errors import RunError
-from rung.files import sync
+from rung.files import sha256, sync
 from rung.remote.bucket import Bucket, RemoteError
-from rung.remote.manifest import Manifest, check_item
-from rung.remote.parcel import Parcel, Wish, bring, is_whole, link, manifest_of, parcel_beside, put_back, swap, wanted
+from rung.remote.manifest import FileEntry, Manifest, check_item, read_manifest
 from rung.remote.snapshot import ahead, lacking, step_of, uid_of, walk
-from rung.runs.files import locked, refused, write_json
-from rung.runs.house.journal import refuse_unfinished
-from rung.runs.house.places import former_ids, place_of, raise_counter, refuse_running, standing
-from rung.runs.house.trash import remove
+from rung.remote.workers import Meter, Report, each
+from rung.runs.files import locked, write_json, writing
+from rung.runs.maintenance.selection import folder_at, refuse_running, state_of
+from rung.runs.maintenance.trash import remove
 from rung.runs.process import HEARTBEAT
 from rung.runs.query import Run, list_runs
-from rung.runs.record import check_name, claimed, read_document
+from rung.runs.record import check_name, claimed, former_ids, read_document, reserve_number
+
+MOST_CHANGES = 5  # of an item, while it is downloaded
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PullOptions:
+    """Which checkpoints to download ("all", "best", "last", "none"), whether to replace local state, and progress."""
+
+    checkpoints: str = "all"
+    experiment: str | None = None  # the next free number of this one
+    is_forced: bool = False
+    report: Report | None = None
+
+
+_ALL = PullOptions()
+
+
+@dataclass(frozen=True)
+class PullResult:
     """What a pull did."""
 
     kind: str
@@ -45,183 +62,287 @@ class Pulled:
     what: str  # new, updated or unchanged
 
 
-_ALL = Wish()
+@dataclass
+class Parcel:
+    """Where an item is put together: `files` becomes the item, `incoming` holds what is only half here."""
+
+    files: Path
+    incoming: Path
+    received_bytes: int = 0
 
 
-def pull_run(bucket: Bucket, name: str, root: Path, wish: Wish = _ALL, known: dict[str, Path] | None = None) -> Pulled:
-    """Brings a run into a runs folder, under its own number, or as the next one of `wish.experiment`.
+class _ObjectMissing(Exception):
+    """A file that a manifest names is not in the bucket."""
 
-    Whoever brings many asks `runs_by_uid` once and passes the answer each time; it is kept up to date.
+
+def pull_run(
+    bucket: Bucket, name: str, root: Path, options: PullOptions = _ALL, known: dict[str, Path] | None = None
+) -> PullResult:
+    """Downloads a run into a runs folder, under its own number, or as the next one of `options.experiment`.
+
+    To pull many runs, ask `runs_by_uid` once and pass the answer each time; it is kept up to date.
     """
     check_item("run", name)
-    if wish.experiment is not None:
-        check_name(wish.experiment)
-    manifest = manifest_of(bucket, "run", name)
+    if options.experiment is not None:
+        check_name(options.experiment)
+    manifest = _manifest(bucket, "run", name)
     known = runs_by_uid(root) if known is None else known
-    here = _same(known.get(manifest.uid), manifest.uid)
-    target = _target(root, manifest, here, wish)
+    here: Run | None = None  # the local copy of the same run
+    if (path := known.get(manifest.uid)) is not None:
+        with contextlib.suppress(RunError):  # removed, or damaged, since somebody looked
+            found = Run(path, read_document(path))
+            here = found if uid_of(found.document) == manifest.uid else None
+
     if here is not None:
-        _refuse(bucket, manifest, here, wish)
-    with _refusing(target), parcel_beside(target, manifest.uid) as parcel:
-        if here is not None and _is_same(target, manifest, wish):
-            return _pulled(bucket, manifest, here.id, target, parcel, "unchanged")
-        bring(bucket, manifest, parcel, target if here is not None else None, wish)
-        assert parcel.manifest is not None
-        brought = parcel.manifest
-        _check_run(bucket, brought, parcel.files)
+        if options.experiment is not None:
+            message = f"{name} already exists here as {here.id}; pull it without --as to update it."
+            raise RunError(message, code="run-exists")
+        target = here.path
+        _refuse(bucket, manifest, here, options)
+    elif options.experiment is not None:
+        target = root / options.experiment / name.replace("/", "-")
+    else:
+        target = root / name
+        if target.exists():
+            raise RunError(
+                f"{target} is another run than {name} in the bucket; pull that one under the next free number with "
+                f"`--as {target.parent.name}`, or under another name.",
+                code="run-exists",
+            )
+
+    with writing(str(target)), _parcel_beside(target, manifest.uid) as parcel:
+        if here is not None and _is_same(target, manifest, options):
+            return _result(bucket, manifest, here.id, target, parcel, "unchanged")
+        manifest = download(bucket, manifest, parcel, None if here is None else target, options)
+        where = bucket.at(manifest.place)
+        try:
+            downloaded = Run(parcel.files, read_document(parcel.files))
+        except RunError as error:
+            message = f"{where} cannot be used; nothing was downloaded: {error}"
+            raise RemoteError(message, code="run-damaged") from error
+        if uid_of(downloaded.document) != manifest.uid:
+            message = f"{where} is damaged; nothing was downloaded: its run.json is that of another run."
+            raise RemoteError(message, code="run-damaged")
+
         if here is not None:
-            _update(bucket, brought, target, parcel, wish)
-            return _pulled(bucket, brought, here.id, target, parcel, "updated")
-        if wish.experiment is not None:
-            with claimed(root, wish.experiment) as place:
-                new = f"{wish.experiment}/{place.name}"
-                _rename_inside(parcel.files, new)
-                os.rename(parcel.files, place)
-                target = place
+            _update(bucket, manifest, target, parcel, options)
+            return _result(bucket, manifest, here.id, target, parcel, "updated")
+        if options.experiment is not None:
+            with claimed(root, options.experiment) as target:
+                name = f"{options.experiment}/{target.name}"
+                _rename_inside(parcel.files, name)
+                os.rename(parcel.files, target)
         else:
-            new = name
             _rename_inside(parcel.files, name)
-            _place(target, parcel)
+            with locked(target.parent):
+                if target.exists():
+                    message = f"{target} was created in the meantime; pull again with `--as {target.parent.name}`."
+                    raise RunError(message, code="run-exists")
+                os.rename(parcel.files, target)
+                reserve_number(target.parent, int(target.name))
+            sync(target.parent)
         known[manifest.uid] = target
-        return _pulled(bucket, brought, new, target, parcel, "new")
+        return _result(bucket, manifest, name, target, parcel, "new")
 
 
-def pull_data(bucket: Bucket, name: str, target: Path, wish: Wish = _ALL) -> Pulled:
-    """Brings a data set to a folder; one that is there stays unless it is the same, or force is used."""
+def pull_data(bucket: Bucket, name: str, target: Path, options: PullOptions = _ALL) -> PullResult:
+    """Downloads a data set into a folder; another one that is there is replaced only by force."""
     check_item("data", name)
-    manifest = manifest_of(bucket, "data", name)
-    put_back(target.parent)
-    with _refusing(target), parcel_beside(target, manifest.uid) as parcel:
+    manifest = _manifest(bucket, "data", name)
+    _finish_swaps(target.parent)
+    with writing(str(target)), _parcel_beside(target, manifest.uid) as parcel:
         is_there = target.exists()
-        if is_there and _is_same(target, manifest, wish):
-            return _pulled(bucket, manifest, name, target, parcel, "unchanged")
-        if is_there and not wish.is_forced:
+        if is_there and _is_same(target, manifest, options):
+            return _result(bucket, manifest, name, target, parcel, "unchanged")
+        if is_there and not options.is_forced:
             raise RemoteError(
-                f"{target} is there already and is not the data set of {bucket.at(manifest.place)}; bring it under "
-                "another name with --as NAME, or replace it with --force."
+                f"{target} exists and is not the data set of {bucket.at(manifest.place)}; pull it under "
+                "another name with --as NAME, or replace it with --force.",
+                code="data-exists",
             )
         if is_there and not (target / "manifest.json").is_file():
-            raise RemoteError(
-                f"{target} is not a data set of rung and is left alone; bring it elsewhere with --as NAME."
+            message = (
+                f"{target} is not a data set of rung and is left alone; pull it under another name with --as NAME."
             )
-        bring(bucket, manifest, parcel, target if is_there else None, wish)
-        assert parcel.manifest is not None
+            raise RemoteError(message, code="folder-exists")
+        manifest = download(bucket, manifest, parcel, target if is_there else None, options)
         if is_there:
-            swap(target, parcel)
+            _swap(target, parcel)
         else:
             os.rename(parcel.files, target)
             sync(target.parent)
-        return _pulled(bucket, parcel.manifest, name, target, parcel, "updated" if is_there else "new")
+        return _result(bucket, manifest, name, target, parcel, "updated" if is_there else "new")
 
 
 def runs_by_uid(root: Path) -> dict[str, Path]:
-    """Where each run of a runs folder lies, whatever it is called by now; an update that was killed is mended first."""
+    """uid -> folder of each run of a runs folder; finishes an update that was killed first."""
     for folder in root.iterdir() if root.is_dir() else ():
-        put_back(folder)
+        _finish_swaps(folder)
     return {uid_of(run.document): run.path for run in list_runs(root, problems=[])}
 
 
-def _same(path: Path | None, uid: str) -> Run | None:
-    """The run here that is the same run."""
-    with contextlib.suppress(RunError):
-        if path is not None and uid_of((run := Run(path, read_document(path))).document) == uid:
-            return run
-    return None
+def download(bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | None, options: PullOptions) -> Manifest:
+    """Fills the parcel with every wanted file; returns the manifest of what it then holds.
+
+    Files that the local item already has are not downloaded. Where files have gone from the bucket because somebody
+    pushed in the meantime, the newer manifest is followed.
+    """
+    for _ in range(MOST_CHANGES):
+        entries = _wanted(manifest, options.checkpoints)
+        _remove_unwanted(parcel.files, {entry.path for entry in entries})
+        meter = Meter(f"downloading {manifest.name}", sum(entry.bytes for entry in entries), options.report)
+        fetch = functools.partial(_fetch, bucket, manifest, parcel, here, meter)
+        try:
+            each(fetch, sorted(entries, key=lambda entry: -entry.bytes))
+            return replace(manifest, entries=tuple(entries))
+        except _ObjectMissing as gone:
+            now = _manifest(bucket, manifest.kind, manifest.name)
+            if now.push == manifest.push:
+                message = f"{gone} is missing; nothing was downloaded. Push the item again."
+                raise RemoteError(message, code="item-damaged") from None
+            if now.uid != manifest.uid:
+                message = f"{bucket.at(manifest.place)} was replaced by another item; pull again."
+                raise RemoteError(message, code="item-changed") from None
+            manifest = now
+    message = f"{bucket.at(manifest.place)} changes faster than it can be downloaded; pull it later."
+    raise RemoteError(message, code="item-changed")
 
 
-def _target(root: Path, manifest: Manifest, here: Run | None, wish: Wish) -> Path:
-    if here is not None:
-        if wish.experiment is not None:
-            raise RunError(f"{manifest.name} is here already, as {here.id}; pull it without --as to update it.")
-        return here.path
-    if wish.experiment is not None:
-        return root / wish.experiment / manifest.name.replace("/", "-")
-    target = root / manifest.name
-    if target.exists():
-        raise RunError(
-            f"{target} is another run than {manifest.name} there; bring it under the next free number with "
-            f"`--as {target.parent.name}`, or under another name."
-        )
-    return target
-
-
-def _refuse(bucket: Bucket, manifest: Manifest, here: Run, wish: Wish) -> None:
-    """A run that goes on here is not touched, nor one that is later than the one there."""
-    if (here.path / HEARTBEAT).exists():  # else it is a copy, of a run that may go on elsewhere
-        refuse_running(standing(place_of(here.path)), "pull", wish.is_forced)
-    mine = {"segments": len(here.document.get("segments") or []), "step": here.step}
-    if ahead(mine) > ahead(manifest.document) and not wish.is_forced:
-        raise RunError(
-            f"{here.id} here is later than {bucket.at(manifest.place)} (step {mine['step']} here, "
-            f"{manifest.document.get('step')} there); `rung push` it, or add --force to take the one there."
-        )
+def _fetch(
+    bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | None, meter: Meter, entry: FileEntry
+) -> None:
+    """One file: what is whole in the parcel stays, else from the local item, else from the bucket."""
+    final = parcel.files / entry.path
+    if _is_whole(final, entry):
+        meter.add(entry.bytes)
+        return
+    beside = parcel.incoming / hashlib.sha256(entry.path.encode()).hexdigest()[:32]
+    if here is not None and _is_whole(here / entry.path, entry):
+        _link(here / entry.path, beside)
+        meter.add(entry.bytes)
+    else:
+        digest, where, size = hashlib.sha256(), bucket.at(manifest.key(entry)), 0
+        with beside.open("wb") as file:
+            try:
+                for piece in bucket.receive(manifest.key(entry)):
+                    file.write(piece)
+                    digest.update(piece)
+                    size += len(piece)
+                    meter.add(len(piece))
+                    if size > entry.bytes:  # it cannot be the one, and may be as large as the disk
+                        break
+            except FileNotFoundError:
+                raise _ObjectMissing(where) from None
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != entry.sha256:
+            beside.unlink()
+            raise RemoteError(
+                f"{where} is damaged: it has hash {digest.hexdigest()[:8]}.. and {size} bytes, the manifest says "
+                f"{entry.sha256[:8]}.. and {entry.bytes}; nothing was downloaded: push it again with --verify.",
+                code="item-damaged",
+            )
+        parcel.received_bytes += entry.bytes
+    final.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(beside, final)
 
 
 @contextlib.contextmanager
-def _refusing(target: Path) -> Iterator[None]:
-    """A disk that says no is told in one sentence."""
+def _parcel_beside(target: Path, uid: str) -> Iterator[Parcel]:
+    """The folder beside, for one pull at a time; it stays where the pull fails, for the next one to continue with."""
+    made = [folder for folder in target.parents if not folder.exists()]
+    # Named as all that is half written, so that `rung gc` clears one that nobody continues with.
+    folder = target.with_name(f".pull-{target.name}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}.0.part")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        yield
-    except OSError as error:
-        raise refused(str(target), error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{target} is being pulled by another process; wait for it.", code="in-use") from None
+        except OSError:
+            pass  # a disk without locks
+        parcel = Parcel(folder / "files", folder / "incoming")
+        parcel.files.mkdir(exist_ok=True)
+        shutil.rmtree(parcel.incoming, ignore_errors=True)
+        parcel.incoming.mkdir()
+        try:
+            yield parcel
+        except BaseException:
+            shutil.rmtree(parcel.incoming, ignore_errors=True)
+            if parcel.files.is_dir() and not any(parcel.files.iterdir()):  # leave no trace
+                shutil.rmtree(folder, ignore_errors=True)
+                for empty in made:
+                    with contextlib.suppress(OSError):
+                        empty.rmdir()
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
-def _is_same(target: Path, manifest: Manifest, wish: Wish) -> bool:
-    """Whether all that would be brought is here already."""
-    return all(is_whole(target / entry.path, entry) for entry in wanted(manifest, wish.checkpoints))
+def _update(bucket: Bucket, manifest: Manifest, target: Path, parcel: Parcel, options: PullOptions) -> None:
+    """Replaces the local run, if it still may be replaced: the download took a while."""
+    with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
+        here = Run(target, read_document(target))
+        _refuse(bucket, manifest, here, options)
+        _keep_own(target, parcel, manifest, options)
+        _rename_inside(parcel.files, here.id, here.document)
+        if not options.is_forced:
+            _swap(target, parcel)
+            return
+    remove([folder_at(target)], is_forced=True)  # so that it can be restored; asks again whether it runs
+    os.rename(parcel.files, target)
+    sync(target.parent)
 
 
-def _check_run(bucket: Bucket, manifest: Manifest, folder: Path) -> None:
-    """What was brought is a run that can be read, and the one that the manifest speaks of."""
-    where = bucket.at(manifest.place)
-    try:
-        run = Run(folder, read_document(folder))
-    except RunError as error:
-        raise RemoteError(f"{where} cannot be used, and nothing was brought: {error}") from error
-    if uid_of(run.document) != manifest.uid:
-        raise RemoteError(f"{where} is damaged, and nothing was brought: its run.json is that of another run.")
+def _refuse(bucket: Bucket, manifest: Manifest, here: Run, options: PullOptions) -> None:
+    """A run that is running here is not touched, nor one that is later than the one in the bucket."""
+    if (here.path / HEARTBEAT).exists():  # else it is a copy, of a run that may be running elsewhere
+        refuse_running(state_of(folder_at(here.path)), "pull", options.is_forced)
+    mine = {"segments": len(here.document.get("segments") or []), "step": here.step}
+    if ahead(mine) > ahead(manifest.document) and not options.is_forced:
+        raise RunError(
+            f"{here.id} here is later than {bucket.at(manifest.place)} (step {mine['step']} here, "
+            f"{manifest.document.get('step')} there); `rung push` it, or add --force to take the one there.",
+            code="run-newer",
+        )
 
 
-def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, wish: Wish) -> None:
-    """What only the run here has stays: its own checkpoints, pages, mirrors. Lines that the one there lacks are not
-    thrown away unasked."""
+def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, options: PullOptions) -> None:
+    """Keeps what only the local run has: its own checkpoints, pages, mirrors. Lines that the one in the bucket lacks
+    are not thrown away unasked."""
     named = {entry.path for entry in manifest.entries}
-    branched = _branched(target, parcel)
+    # Where the run was resumed elsewhere, later local saves have another future; a resume must not take them for its
+    # own.
+    mine, theirs = (read_document(folder).get("segments") or [] for folder in (target, parcel.files))
+    firsts = [part.get("first_step") for part in theirs[len(mine) :] if isinstance(part, dict)]
+    branched = min((first for first in firsts if isinstance(first, int)), default=None)
     for path in walk(target, "", lambda name: not name.endswith(".tmp")):
         file = target / path
         if path in named:
-            if path.endswith(".ndjson") and not wish.is_forced and not _begins_with(parcel.files / path, file):
+            if path.endswith(".ndjson") and not options.is_forced and not _begins_with(parcel.files / path, file):
                 raise RunError(
                     f"{file} has lines that {manifest.name} there lacks, notes perhaps; `rung push` them, or add "
-                    "--force, which puts the run here into the trash."
+                    "--force, which puts the run here into the trash.",
+                    code="run-newer",
                 )
         elif path not in (HEARTBEAT, "run.json", ".config.json"):
             step = step_of(path)
             is_aside = branched is not None and step is not None and step > branched
             copy = parcel.files / (path.replace("/", "/aside-pulled/", 1) if is_aside else path)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            link(file, copy)
-
-
-def _branched(target: Path, parcel: Parcel) -> int | None:
-    """The step from which the run went on elsewhere, if it did: saves here that are later have another future, and a
-    resume must not take them for its own."""
-    mine, theirs = (read_document(folder).get("segments") or [] for folder in (target, parcel.files))
-    firsts = [part.get("first_step") for part in theirs[len(mine) :] if isinstance(part, dict)]
-    return min((first for first in firsts if isinstance(first, int)), default=None)
+            _link(file, copy)
 
 
 def _begins_with(long: Path, short: Path) -> bool:
-    """Whether a file of lines goes on where another one ends; a torn last line of that one does not count."""
+    """Whether a file of lines continues another one; a torn last line of that one does not count."""
     with long.open("rb") as one, short.open("rb") as other:
-        for line in other:
-            if line.endswith(b"\n") and one.readline() != line:
-                return False
-    return True
+        return all(one.readline() == line for line in other if line.endswith(b"\n"))
 
 
 def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None) -> None:
-    """run.json says what the run is called here, keeps what it was called there, and what only people here wrote."""
+    """Writes the local name of a run into its run.json, the name it had, and what only people here wrote."""
     document = read_document(folder)
     old, mine, (experiment, _, number) = str(document["id"]), here or {}, new.partition("/")
     changed = {name: mine[name] for name in lacking(document, mine)}
@@ -232,36 +353,81 @@ def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None
         write_json(folder / "run.json", {**document, **changed})
 
 
-def _place(target: Path, parcel: Parcel) -> None:
-    """A run that was not here, under its own number, which no start is given from now on."""
-    refuse_unfinished(target.parent.parent)
+def _swap(target: Path, parcel: Parcel) -> None:
+    """The old item away, the new one in, under the lock of the folder they are in."""
+    old = target.with_name(f".pull-{target.name}.old")  # not a name that `rung gc` clears
     with locked(target.parent):
-        if target.exists():
-            raise RunError(
-                f"{target} has come into being in the meantime; pull again with `--as {target.parent.name}`."
-            )
-        os.rename(parcel.files, target)
-        raise_counter(target.parent, int(target.name))
-    sync(target.parent)
+        os.rename(target, old)
+        try:
+            os.rename(parcel.files, target)
+        except BaseException:
+            os.rename(old, target)
+            raise
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _update(bucket: Bucket, manifest: Manifest, target: Path, parcel: Parcel, wish: Wish) -> None:
-    """Replaces the run here, if it is still one that may be: bringing it took a while."""
-    place = place_of(target)
-    refuse_unfinished(place.root)
-    with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
-        here = Run(target, read_document(target))
-        _refuse(bucket, manifest, here, wish)
-        _keep_own(target, parcel, manifest, wish)
-        _rename_inside(parcel.files, here.id, here.document)
-        if not wish.is_forced:
-            swap(target, parcel)
+def _finish_swaps(folder: Path) -> None:
+    """After a kill inside `_swap`: the old item returns where there is no new one, and goes where there is."""
+    for old in folder.glob(".pull-*.old"):
+        target = folder / old.name.removeprefix(".pull-").removesuffix(".old")
+        with locked(folder):
+            if old.exists() and not target.exists():
+                os.rename(old, target)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _manifest(bucket: Bucket, kind: str, name: str) -> Manifest:
+    found = read_manifest(bucket, kind, name)
+    if found is None:
+        message = f"there is no {kind} {name} at {bucket.url}; `rung ls --remote {bucket.url}` lists what is."
+        raise RemoteError(message, code="no-item")
+    return found[0]
+
+
+def _wanted(manifest: Manifest, checkpoints: str) -> list[FileEntry]:
+    """The files to download: all but those of checkpoints that were not chosen."""
+    marks = manifest.document.get("checkpoints")
+    best = marks.get("best") if isinstance(marks, dict) else None
+    steps = sorted({step for entry in manifest.entries if (step := step_of(entry.path)) is not None})
+    chosen = {"all": steps, "none": [], "last": steps[-1:], "best": [step for step in steps if step == best]}
+    return [e for e in manifest.entries if (step := step_of(e.path)) is None or step in chosen[checkpoints]]
+
+
+def _is_same(target: Path, manifest: Manifest, options: PullOptions) -> bool:
+    """Whether everything that would be downloaded is already here."""
+    return all(_is_whole(target / entry.path, entry) for entry in _wanted(manifest, options.checkpoints))
+
+
+def _is_whole(file: Path, entry: FileEntry) -> bool:
+    try:
+        return file.is_file() and file.stat().st_size == entry.bytes and sha256(file) == entry.sha256
+    except OSError:
+        return False
+
+
+def _remove_unwanted(folder: Path, wanted: set[str]) -> None:
+    """Removes what an earlier, killed pull left and nobody wants any more."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            file = Path(place, name)
+            if file.relative_to(folder).as_posix() not in wanted:
+                file.unlink()
+        if place != str(folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+
+
+def _link(file: Path, copy: Path) -> None:
+    """Two names for a file that nobody writes to; a file of lines, to which a resume appends, is copied."""
+    copy.unlink(missing_ok=True)
+    if file.suffix != ".ndjson":
+        with contextlib.suppress(OSError):  # a disk that knows no links
+            os.link(file, copy)
             return
-    remove([place], is_forced=True)  # what is given up can be had back; asks again whether it runs
-    os.rename(parcel.files, target)
-    sync(target.parent)
+    shutil.copyfile(file, copy)
 
 
-def _pulled(bucket: Bucket, manifest: Manifest, name: str, path: Path, parcel: Parcel, what: str) -> Pulled:
+def _result(bucket: Bucket, manifest: Manifest, name: str, path: Path, parcel: Parcel, what: str) -> PullResult:
     url, entries = bucket.at(manifest.place), manifest.entries
-    return Pulled(manifest.kind, name, url, path, len(entries), manifest.num_bytes, parcel.received, what)
+    return PullResult(manifest.kind, name, url, path, len(entries), manifest.num_bytes, parcel.received_bytes, what)

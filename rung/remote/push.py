@@ -1,11 +1,9 @@
-"""Sends an item to a place, or takes one away from it: whole or not at all.
+"""Sends an item to a bucket, or removes one from it: whole or not at all.
 
-Files go first, those that are there already are passed over, and the manifest comes last, by a conditional write: of
-two who push an item at the same time one wins and the other is told, and nothing is mixed. A push that was killed
-leaves nothing that anybody sees, and the next one goes on where it was. What is sent, is left to snapshot.
-
-The surprising thing: files that the new manifest no longer names are removed after it is in place, and only those that
-were there before this push began; somebody else's push may have brought the others.
+Files go first, skipping those that are there, and the manifest comes last, by a conditional write: of two who push at
+the same time one wins and the other gets an error. A killed push leaves nothing visible, and the next one continues.
+Files that the new manifest no longer names are removed last, and only those that were there before this push began:
+somebody else's push may have sent the others.
 """
 
 from __future__ import annotations
@@ -16,19 +14,20 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket, Lost, RemoteError, Version
-from rung.remote.manifest import Entry, Manifest, check_item, place_of, read_manifest
-from rung.remote.snapshot import Changed, Snapshot, ahead, lacking, of_run
+from rung.remote.bucket import Bucket, RemoteError, Version, WriteConflict
+from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
+from rung.remote.snapshot import Snapshot, SourceChanged, ahead, lacking, of_run
 from rung.remote.workers import Meter, Report, each
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """What a push did."""
 
     kind: str
@@ -36,15 +35,15 @@ class Pushed:
     url: str
     num_files: int
     bytes: int
-    num_sent: int
-    sent_bytes: int
+    num_sent: int = 0
+    sent_bytes: int = 0
     num_removed: int = 0
     left: str = ""  # what could not be removed
 
 
 @dataclass(frozen=True)
-class How:
-    """How to push: over what is there, with reading back, told to whom, given up when."""
+class PushOptions:
+    """Whether to replace what is there, whether to read back, progress callback, and when to give up."""
 
     is_forced: bool = False
     is_verified: bool = False
@@ -52,145 +51,150 @@ class How:
     is_over: Callable[[], bool] = lambda: False
 
 
-_PLAIN = How()
+_PLAIN = PushOptions()
 
 
-class GivenUp(UserError):
-    """A push that was told to end."""
+class PushCancelled(UserError):
+    """A push that was asked to stop."""
 
 
 def push_run(
-    bucket: Bucket, path: Path, checkpoints: str = "kept", without: Sequence[str] = (), how: How = _PLAIN
-) -> Pushed:
-    """Sends a run as it is now, also one that is being written; what changes under our hands is taken again."""
+    bucket: Bucket, path: Path, checkpoints: str = "kept", without: Sequence[str] = (), options: PushOptions = _PLAIN
+) -> PushResult:
+    """Sends a run as it is now, also one that is being written; what changes meanwhile is read again."""
     for attempt in range(3):
         with of_run(Run(path, read_document(path)), checkpoints, without) as snapshot:
             try:
-                return push(bucket, snapshot, how)
-            except Changed:
+                return push(bucket, snapshot, options)
+            except SourceChanged:
                 if attempt == 2:
                     raise
     raise AssertionError("every attempt ends")
 
 
-def push(bucket: Bucket, snapshot: Snapshot, how: How = _PLAIN) -> Pushed:
-    """Makes the item at the place what the snapshot says."""
+def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> PushResult:
+    """Makes the item in the bucket what the snapshot says."""
     check_item(snapshot.kind, snapshot.name)
-    there, version = _there(bucket, snapshot, how.is_forced)
-    _refuse(bucket, snapshot, there, how.is_forced)
-    manifest = _manifest(snapshot, there)
-    url = bucket.at(manifest.place)
-    done = Pushed(snapshot.kind, snapshot.name, url, len(manifest.entries), manifest.num_bytes, 0, 0)
+    there: Manifest | None = None
+    version: Version | None = None
+    try:
+        there, version = read_manifest(bucket, snapshot.kind, snapshot.name) or (None, None)
+    except RemoteError:
+        raw = bucket.read(f"{place_of(snapshot.kind, snapshot.name)}/manifest.json")
+        if raw is None or not options.is_forced:
+            raise
+        version = raw[1]  # of a damaged manifest, which is replaced
+    if there is not None and not options.is_forced:
+        _refuse(bucket, snapshot, there)
+
+    # All that is sent, and what is there and stays.
+    here = {entry.path for entry in snapshot.entries}
+    kept = there.entries if there is not None and there.uid == snapshot.uid else ()
+    entries = [*snapshot.entries, *(entry for entry in kept if entry.path not in here and snapshot.stays(entry))]
+    manifest = Manifest(
+        snapshot.kind, snapshot.name, snapshot.uid, tuple(sorted(entries, key=attrgetter("path"))), snapshot.document,
+        created=utc_now(), push=uuid.uuid4().hex,
+    )  # fmt: skip
+
     before = bucket.sizes(f"{manifest.place}/files")
     missing = [entry for entry in snapshot.entries if before.get(manifest.key(entry)) != entry.bytes]
-    is_same = there is not None and _content(there) == _content(manifest)
-    if is_same and not missing and not how.is_verified:
+    done = PushResult(
+        snapshot.kind, snapshot.name, bucket.at(manifest.place), len(manifest.entries), manifest.num_bytes
+    )
+    is_same = there is not None and there.uid == manifest.uid and {*there.entries} == {*manifest.entries}
+    if is_same and not missing and not options.is_verified:
         return done
-    _send(bucket, snapshot, manifest, missing, how)
-    _check(bucket, snapshot, manifest)
-    if how.is_verified:
-        _read_back(bucket, snapshot, manifest, how)
+    _send(bucket, snapshot, manifest, missing, options)
+    # Every file has to be there in its full size before anybody can see the item.
+    if absent := _absent(bucket, manifest):
+        is_here = all(entry.path in snapshot.sources for entry in absent)
+        remedy = "push again" if is_here else "it is not here either: push it from where it is, or --delete the item"
+        raise RemoteError(
+            f"{bucket.at(manifest.key(absent[0]))} is missing or incomplete in the bucket, with {len(absent)} of "
+            f"{len(manifest.entries)} files; nothing was made visible: {remedy}.",
+            code="item-damaged",
+        )
+    if options.is_verified:
+        _verify(bucket, snapshot, manifest, options)
     _write(bucket, manifest, version)
     if lost := [entry for entry in _absent(bucket, manifest) if entry.path in snapshot.sources]:
-        _send(bucket, snapshot, manifest, lost, how)  # another push cleaned up after itself in that moment
+        _send(bucket, snapshot, manifest, lost, options)  # another push cleaned up after itself in that moment
     num_removed, left = _remove_unnamed(bucket, manifest, before)
     num_bytes = sum(entry.bytes for entry in missing)
     return dataclasses.replace(done, num_sent=len(missing), sent_bytes=num_bytes, num_removed=num_removed, left=left)
 
 
 def delete(bucket: Bucket, kind: str, name: str) -> int:
-    """Takes an item away, its manifest first; returns how many files went. A second call finishes a killed one."""
+    """Deletes an item, its manifest first; returns how many files went. A second call finishes a killed one."""
     check_item(kind, name)
     place = place_of(kind, name)
     keys = bucket.sizes(place)
     if not keys:
-        raise RemoteError(f"there is no {name} at {bucket.url}; `rung ls --remote {bucket.url}` lists what is.")
+        message = f"there is no {name} at {bucket.url}; `rung ls --remote {bucket.url}` lists what is."
+        raise RemoteError(message, code="no-item")
     manifest = f"{place}/manifest.json"
     bucket.delete([manifest] if manifest in keys else [])
     bucket.delete([key for key in keys if key != manifest])
     return len(keys) - (manifest in keys)
 
 
-def _there(bucket: Bucket, snapshot: Snapshot, is_forced: bool) -> tuple[Manifest | None, Version | None]:
-    try:
-        found = read_manifest(bucket, snapshot.kind, snapshot.name)
-    except RemoteError:
-        raw = bucket.read(f"{place_of(snapshot.kind, snapshot.name)}/manifest.json")
-        if raw is None or not is_forced:
-            raise
-        return None, raw[1]
-    return found if found is not None else (None, None)
-
-
-def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest | None, is_forced: bool) -> None:
-    """Nobody's run is replaced by another one, nor a later state by an earlier one, unless somebody says so."""
-    if there is None or is_forced:
-        return
-    url = bucket.at(there.place)
-    refuse_another(bucket, snapshot.uid, there)
-    if there.kind == "run" and ahead(there.document) > ahead(snapshot.document):
-        (attempts_there, step_there), (attempts, step) = ahead(there.document), ahead(snapshot.document)
-        raise RemoteError(
-            f"{url} is later than {snapshot.name} here (attempt {attempts_there}, step {step_there} there; attempt "
-            f"{attempts}, step {step} here); `rung pull` it first, or add --force."
-        )
-    if there.kind == "run" and (what := _only_there(snapshot, there)):
-        raise RemoteError(f"{url} has {what}; `rung pull` it first, or add --force to give that up.")
-
-
 def refuse_another(bucket: Bucket, uid: str, there: Manifest) -> None:
-    """What has this name there has to be what has it here."""
+    """Raises RemoteError where another run or data set has this name in the bucket."""
     url = bucket.at(there.place)
     if there.uid != uid and there.kind == "data":
-        raise RemoteError(
-            f"{url} is another data set (fingerprint {there.uid}, here {uid}); add --force to replace it."
-        )
+        message = f"{url} is another data set (fingerprint {there.uid}, here {uid}); add --force to replace it."
+        raise RemoteError(message, code="data-exists")
     if there.uid != uid:
         raise RemoteError(
             f"{url} is another run; give yours another name with `rung mv {there.name} NAME`, push below another "
-            "prefix, or replace that one with --force."
+            "prefix, or replace that one with --force.",
+            code="run-exists",
         )
 
 
-def _only_there(snapshot: Snapshot, there: Manifest) -> str:
-    """What people wrote into the run there, notes or a verdict, and this copy has never seen."""
-    for entry in there.entries:
-        if entry.path.endswith(".ndjson") and not snapshot.begins_with(entry):
-            return f"lines in {entry.path} that {snapshot.name} here lacks, notes perhaps"
-    words = lacking(snapshot.document, there.document)
-    return f"a {words[0]} that {snapshot.name} here lacks" if words else ""
+def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest) -> None:
+    """Raises RemoteError where a push without --force would replace another run, or a later state by an earlier one."""
+    refuse_another(bucket, snapshot.uid, there)
+    if there.kind != "run":
+        return
+    url = bucket.at(there.place)
+    (attempts_there, step_there), (attempts, step) = ahead(there.document), ahead(snapshot.document)
+    if (attempts_there, step_there) > (attempts, step):
+        raise RemoteError(
+            f"{url} is later than {snapshot.name} here (attempt {attempts_there}, step {step_there} there; attempt "
+            f"{attempts}, step {step} here); `rung pull` it first, or add --force.",
+            code="run-newer",
+        )
+    # What people wrote into the run there, notes or a verdict, and this copy has never seen.
+    lines = [e.path for e in there.entries if e.path.endswith(".ndjson") and not snapshot.begins_with(e)]
+    fields = lacking(snapshot.document, there.document)
+    if lines or fields:
+        what = f"lines in {lines[0]}" if lines else f"a {fields[0]}"
+        hint = ", notes perhaps" if lines else ""
+        raise RemoteError(
+            f"{url} has {what} that {snapshot.name} here lacks{hint}; `rung pull` it first, or add --force to give "
+            "that up.",
+            code="run-newer",
+        )
 
 
-def _manifest(snapshot: Snapshot, there: Manifest | None) -> Manifest:
-    """All that is sent, and what is there and stays."""
-    here = {entry.path for entry in snapshot.entries}
-    kept: list[Entry] = []
-    if there is not None and there.uid == snapshot.uid:
-        kept = [entry for entry in there.entries if entry.path not in here and snapshot.stays(entry)]
-    entries = tuple(sorted([*snapshot.entries, *kept], key=lambda entry: entry.path))
-    push, now = uuid.uuid4().hex, utc_now()
-    return Manifest(snapshot.kind, snapshot.name, snapshot.uid, entries, snapshot.document, now, push)
-
-
-def _content(manifest: Manifest) -> tuple[str, tuple[Entry, ...]]:
-    return manifest.uid, tuple(sorted(manifest.entries, key=lambda entry: entry.path))
-
-
-def _send(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, entries: Iterable[Entry], how: How) -> None:
+def _send(
+    bucket: Bucket, snapshot: Snapshot, manifest: Manifest, entries: Iterable[FileEntry], options: PushOptions
+) -> None:
     large_first = sorted(entries, key=lambda entry: -entry.bytes)
-    meter = Meter(f"sending {snapshot.name}", sum(entry.bytes for entry in large_first), how.report)
+    meter = Meter(f"sending {snapshot.name}", sum(entry.bytes for entry in large_first), options.report)
 
-    def send(entry: Entry) -> None:
-        told = 0
+    def send(entry: FileEntry) -> None:
+        num_sent = 0
 
         def counted() -> Iterator[bytes]:
-            nonlocal told
-            meter.add(-told)  # of an attempt that failed
-            told = 0
+            nonlocal num_sent
+            meter.add(-num_sent)  # of an attempt that failed
+            num_sent = 0
             for piece in snapshot.chunks(entry):
-                if how.is_over():
-                    raise GivenUp(f"{snapshot.name} was not sent to the end.")
-                told += len(piece)
+                if options.is_over():
+                    raise PushCancelled(f"{snapshot.name} was not sent completely.", code="cancelled")
+                num_sent += len(piece)
                 meter.add(len(piece))
                 yield piece
 
@@ -199,49 +203,40 @@ def _send(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, entries: Itera
     each(send, large_first)
 
 
-def _absent(bucket: Bucket, manifest: Manifest) -> list[Entry]:
+def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
     now = bucket.sizes(f"{manifest.place}/files")
     return [entry for entry in manifest.entries if now.get(manifest.key(entry)) != entry.bytes]
 
 
-def _check(bucket: Bucket, snapshot: Snapshot, manifest: Manifest) -> None:
-    """Every file is there in its full size before anybody can see the item."""
-    absent = _absent(bucket, manifest)
-    if absent:
-        is_here = all(entry.path in snapshot.sources for entry in absent)
-        remedy = "push again" if is_here else "it is not here either: push it from where it is, or --delete the item"
-        raise RemoteError(
-            f"{bucket.at(manifest.key(absent[0]))} is not there in full size ({len(absent)} of {len(manifest.entries)} "
-            f"files); nothing was made visible: {remedy}."
-        )
+def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: PushOptions) -> None:
+    """Hashes what is in the bucket; what is damaged there is sent once more, and hashed again."""
 
+    def damaged(entries: Sequence[FileEntry]) -> list[FileEntry]:
+        bad: list[FileEntry] = []
+        meter = Meter(f"reading {manifest.name} back", sum(entry.bytes for entry in entries), options.report)
 
-def _read_back(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, how: How) -> None:
-    """Hashes what is there; what is damaged there is sent once more, and hashed again."""
-    bad = _damaged(bucket, manifest, manifest.entries, how)
+        def read(entry: FileEntry) -> None:
+            digest = hashlib.sha256()
+            with contextlib.suppress(FileNotFoundError):
+                for piece in bucket.receive(manifest.key(entry)):
+                    digest.update(piece)
+                    meter.add(len(piece))
+            if digest.hexdigest() != entry.sha256:
+                bad.append(entry)
+
+        each(read, entries)
+        return bad
+
+    bad = damaged(manifest.entries)
     own = [entry for entry in bad if entry.path in snapshot.sources]
-    _send(bucket, snapshot, manifest, own, how)
-    still = [entry for entry in bad if entry.path not in snapshot.sources] + _damaged(bucket, manifest, own, how)
+    _send(bucket, snapshot, manifest, own, options)
+    still = [entry for entry in bad if entry.path not in snapshot.sources] + damaged(own)
     if still:
-        where = bucket.at(manifest.key(still[0]))
-        raise RemoteError(f"{where} is damaged there, and cannot be mended from here; push it from where it is whole.")
-
-
-def _damaged(bucket: Bucket, manifest: Manifest, entries: Sequence[Entry], how: How) -> list[Entry]:
-    bad: list[Entry] = []
-    meter = Meter(f"reading {manifest.name} back", sum(entry.bytes for entry in entries), how.report)
-
-    def read(entry: Entry) -> None:
-        digest = hashlib.sha256()
-        with contextlib.suppress(FileNotFoundError):
-            for piece in bucket.receive(manifest.key(entry)):
-                digest.update(piece)
-                meter.add(len(piece))
-        if digest.hexdigest() != entry.sha256:
-            bad.append(entry)
-
-    each(read, entries)
-    return bad
+        raise RemoteError(
+            f"{bucket.at(manifest.key(still[0]))} is damaged in the bucket and cannot be repaired from here; push it "
+            "from a machine that has it.",
+            code="item-damaged",
+        )
 
 
 def _write(bucket: Bucket, manifest: Manifest, version: Version | None) -> None:
@@ -249,15 +244,16 @@ def _write(bucket: Bucket, manifest: Manifest, version: Version | None) -> None:
     key, data = f"{manifest.place}/manifest.json", manifest.encoded()
     try:
         bucket.write(key, data, version)
-    except Lost as error:
-        raise Lost(f"{error} Push again to send yours over it.") from None
+    except WriteConflict as error:
+        raise WriteConflict(f"{error} Push again to send yours over it.", code="write-conflict") from None
     found = bucket.read(key)  # some servers pass over the condition; then the last one to write wins
     if found is None or found[0] != data:
-        raise Lost(f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it.")
+        message = f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it."
+        raise WriteConflict(message, code="write-conflict")
 
 
 def _remove_unnamed(bucket: Bucket, manifest: Manifest, before: Iterable[str]) -> tuple[int, str]:
-    """Files of earlier states; leaving them does no harm, so that a failure is only told."""
+    """Removes files of earlier states: how many, or why not. Leaving them does no harm, so a failure is only noted."""
     named = {manifest.key(entry) for entry in manifest.entries}
     keys = [key for key in before if key not in named]
     try:

@@ -1,18 +1,15 @@
 """What of a run or a data set is sent, as of one moment; also of a run that is being written.
 
 Files of a run are hard-linked (else copied) into a folder of ours before they are read, so that the rotation of
-checkpoints, or a file that is replaced, cannot pull them away. Files of lines end with their last whole line. A
-checkpoint is taken by its own manifest, whole or not at all. Left out are derived copies (metrics by column), half
-written files, and the sign of life, which would make a copy look alive.
-
-The surprising thing: hashes that a checkpoint or a data set has in its own manifest are believed here, and checked
-while the bytes are sent.
+checkpoints, or a file that is replaced, cannot pull them away. Files of lines end with their last whole line, and a
+checkpoint is taken by its own manifest, whole or not at all. Hashes from that manifest are checked as bytes are sent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -24,11 +21,13 @@ from typing import Any
 from rung.errors import RunError
 from rung.files import sha256
 from rung.remote.bucket import RemoteError
-from rung.remote.manifest import Entry
-from rung.runs.files import from_json, read_json
+from rung.remote.manifest import FileEntry
+from rung.runs.files import read_json, reason
 from rung.runs.marks import BEST, PINNED, read_mark, save_folder, saved_steps
+from rung.runs.metrics import last_row_of
 from rung.runs.process import HEARTBEAT
 from rung.runs.query import Run
+from rung.runs.record import named_by_folder
 
 CHECKPOINTS = ("kept", "best", "last", "all", "none")  # kept: the best, the last and those that are pinned
 _CHUNK = 1 << 20
@@ -38,7 +37,7 @@ _WRITTEN = ("verdict", "tags", "why")  # by people, at any time
 _SHOWN = ("experiment", "number", "recipe", "preset", "parent", "why", "verdict", "tags", "seed", "created", "ended")
 
 
-class Changed(RemoteError):
+class SourceChanged(RemoteError):
     """A file is no longer what it was when its hash was taken."""
 
 
@@ -49,43 +48,43 @@ class Snapshot:
     kind: str
     name: str
     uid: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     sources: Mapping[str, Path]
     document: Mapping[str, Any] = field(default_factory=dict)
     # Which files that are there already, and not in this snapshot, stay.
-    stays: Callable[[Entry], bool] = lambda entry: False
+    stays: Callable[[FileEntry], bool] = lambda entry: False
 
-    def chunks(self, entry: Entry) -> Iterator[bytes]:
-        """The bytes of a file; raises Changed instead of ending where they are not those of the entry."""
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """The bytes of a file; raises SourceChanged instead of ending where they are not those of the entry."""
         digest, left = hashlib.sha256(), entry.bytes
         try:
-            with self.sources[entry.path].open("rb") as file:
-                while left and (piece := file.read(min(_CHUNK, left))):
-                    digest.update(piece)
-                    left -= len(piece)
-                    if left:
-                        yield piece
-                    elif digest.hexdigest() == entry.sha256:
-                        yield piece
-                        return
+            for piece in _pieces(self.sources[entry.path], left):
+                digest.update(piece)
+                left -= len(piece)
+                if not left and digest.hexdigest() != entry.sha256:
+                    break
+                yield piece
         except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise Changed(f"{entry.path} of {self.name} cannot be read: {what}; push it again.") from error
-        if entry.bytes or digest.hexdigest() != entry.sha256:
-            what = "is not what its hash says: it is damaged, or was changed while it was sent"
-            raise Changed(f"{entry.path} of {self.name} {what}; mend it, or push again.")
+            message = f"{entry.path} of {self.name} cannot be read: {reason(error)}; push it again."
+            raise SourceChanged(message, code="file-changed") from error
+        if left or digest.hexdigest() != entry.sha256:
+            raise SourceChanged(
+                f"{entry.path} of {self.name} is not what its hash says: it is damaged, or was changed while it was "
+                "sent; fix it, or push again.",
+                code="file-changed",
+            )
 
-    def begins_with(self, entry: Entry) -> bool:
-        """Whether a file of lines here goes on where an earlier state of it ended; one that is not here: yes."""
+    def begins_with(self, entry: FileEntry) -> bool:
+        """Whether a file of lines here continues an earlier state of it; one that is not here: yes."""
         source = self.sources.get(entry.path)
         return source is None or entry in self.entries or _hash(source, entry.bytes) == entry.sha256
 
 
 def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]) -> Snapshot:
     """A prepared data set: the files that its own manifest names."""
-    entries = [Entry(file, int(spec["bytes"]), str(spec["sha256"])) for file, spec in manifest["files"].items()]
+    entries = [FileEntry(file, int(spec["bytes"]), str(spec["sha256"])) for file, spec in manifest["files"].items()]
     own = path / "manifest.json"
-    entries.append(Entry(own.name, own.stat().st_size, sha256(own)))
+    entries.append(FileEntry(own.name, own.stat().st_size, sha256(own)))
     info = manifest.get("info") or {}
     document = {"kind": manifest.get("kind"), "records": manifest.get("records"), "summary": info.get("summary")}
     return Snapshot("data", name, fingerprint, tuple(entries), {e.path: path / e.path for e in entries}, document)
@@ -98,7 +97,10 @@ def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> 
         try:
             found = _Files(run.path, stage)
             found.add("run.json")  # first: where it says that the run has ended, all rows and events are written
-            steps = [step for step in wanted(run.path / "checkpoints", checkpoints) if found.save(step)]
+            folder = run.path / "checkpoints"
+            saved = saved_steps(folder)
+            wanted = {*_marked(folder, checkpoints), *(saved[-1:] if checkpoints in ("kept", "last") else [])}
+            steps = [step for step in saved if (checkpoints == "all" or step in wanted) and found.save(step)]
             if checkpoints == "all":
                 found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
             left_out = {"run.json", "checkpoints", *without}
@@ -106,10 +108,10 @@ def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> 
             for mark in (BEST, PINNED):
                 found.add(f"checkpoints/{mark}")
             document = _document(run, found, steps)
-            stays = _stays(run.path / "checkpoints", checkpoints, set(steps), without)
+            stays = _stays(folder, checkpoints, set(steps), without)
         except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise RunError(f"{run.id} cannot be sent: {error.filename or run.path}: {what}.") from error
+            message = f"{run.id} cannot be sent: {error.filename or run.path}: {reason(error)}."
+            raise RunError(message, code="cannot-read") from error
         yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
 
 
@@ -125,22 +127,15 @@ def ahead(document: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def lacking(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What people wrote into the run.json of another copy, and nobody into this one. Of two words that differ, nobody
+    """Fields that people filled in the run.json of another copy and not in this one. Of two values that differ, nobody
     knows which is the later."""
     return [name for name in _WRITTEN if other.get(name) and not document.get(name)]
 
 
-def wanted(folder: Path, word: str) -> list[int]:
-    """Steps of the whole checkpoints here that a word of CHECKPOINTS means."""
-    steps = saved_steps(folder)
-    named = {*_named(folder, word), *(steps[-1:] if word in ("kept", "last") else [])}
-    return [step for step in steps if word == "all" or step in named]
-
-
-def _named(folder: Path, word: str) -> set[int]:
+def _marked(folder: Path, choice: str) -> set[int]:
     """Steps that the marks of a run name, whether they are here or not."""
-    best = read_mark(folder, BEST)[:1] if word in ("kept", "best") else []
-    return {*best, *(read_mark(folder, PINNED) if word == "kept" else [])}
+    best = read_mark(folder, BEST)[:1] if choice in ("kept", "best") else []
+    return {*best, *(read_mark(folder, PINNED) if choice == "kept" else [])}
 
 
 def step_of(path: str) -> int | None:
@@ -149,20 +144,23 @@ def step_of(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _stays(folder: Path, word: str, sent: set[int], without: Sequence[str]) -> Callable[[Entry], bool]:
-    """A checkpoint there that is not here stays if this run still names it, or has no later one: it was not rotated
-    away but never brought here. One that a resume set aside goes."""
-    here, named = saved_steps(folder), _named(folder, word)
+def _stays(folder: Path, choice: str, sent: set[int], without: Sequence[str]) -> Callable[[FileEntry], bool]:
+    """Which files in the bucket that are not sent now stay there.
+
+    A checkpoint that is not here stays if this run still names it, or has no later one: it was not rotated away but
+    never downloaded. One that a resume set aside goes.
+    """
+    here, marked = saved_steps(folder), _marked(folder, choice)
     aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
 
-    def stays(entry: Entry) -> bool:
+    def stays(entry: FileEntry) -> bool:
         step = step_of(entry.path)
         if step is None:
             return entry.path.split("/")[0] in without
         if step in sent or step in aside:
             return False
         is_later = not here or step > here[-1]
-        return word == "none" or (step not in here and (word == "all" or step in named or is_later))
+        return choice == "none" or (step not in here and (choice == "all" or step in marked or is_later))
 
     return stays
 
@@ -171,8 +169,8 @@ class _Files:
     """Collects files of a run: linked into the stage, with size and hash."""
 
     def __init__(self, path: Path, stage: Path | None) -> None:
-        self.path, self.stage, self._num_held = path, stage, 0
-        self.entries: list[Entry] = []
+        self.path, self.stage, self._numbers = path, stage, itertools.count()
+        self.entries: list[FileEntry] = []
         self.sources: dict[str, Path] = {}
 
     def save(self, step: int) -> bool:
@@ -181,17 +179,20 @@ class _Files:
         name = f"checkpoints/{folder.name}"
         before = len(self.entries)
         try:
-            source = self._hold(f"{name}/manifest.json")
-            files = read_json(source)["files"]
+            self._take(f"{name}/manifest.json")
+            files = read_json(self.sources[f"{name}/manifest.json"])["files"]
             for file, spec in files.items():
-                self._enter(f"{name}/{file}", self._hold(f"{name}/{file}"), int(spec["bytes"]), str(spec["sha256"]))
-            self._enter(f"{name}/manifest.json", source)
+                self._take(f"{name}/{file}", int(spec["bytes"]), str(spec["sha256"]))
         except FileNotFoundError:
+            for entry in self.entries[before:]:
+                del self.sources[entry.path]
             del self.entries[before:]
             return False
         except (ValueError, KeyError, TypeError, AttributeError):
-            what = "its manifest.json cannot be read; push with --checkpoints none, or remove it"
-            raise RunError(f"{folder} is damaged: {what}.") from None
+            message = (
+                f"{folder} is damaged: its manifest.json cannot be read; push with --checkpoints none, or remove it."
+            )
+            raise RunError(message, code="checkpoint-damaged") from None
         return True
 
     def below(self, top: str, is_wanted: Callable[[str], bool]) -> None:
@@ -206,46 +207,37 @@ class _Files:
             path.encode()
         except UnicodeEncodeError:
             shown = path.encode("utf-8", "backslashreplace").decode()
-            raise RunError(f"{self.path}/{shown} cannot be sent: its name is not UTF-8; rename it.") from None
+            message = f"{self.path}/{shown} cannot be sent: its name is not UTF-8; rename it."
+            raise RunError(message, code="bad-name") from None
         with contextlib.suppress(FileNotFoundError):
-            source = self._hold(path)
-            self._enter(path, source, _whole_lines(source) if path.endswith(".ndjson") else None)
+            self._take(path)
 
     def last_step(self) -> int | None:
         """Of the rows that are sent; the run may have logged more by now."""
         parts = {int(match[1]): entry for entry in self.entries if (match := _ROWS.fullmatch(entry.path))}
         for _, entry in sorted(parts.items(), reverse=True):
-            with self.sources[entry.path].open("rb") as file:
-                file.seek(max(0, entry.bytes - _CHUNK))
-                lines = file.read(min(_CHUNK, entry.bytes)).splitlines()
-            for line in reversed(lines):
-                with contextlib.suppress(ValueError):
-                    row = from_json(line)
-                    if isinstance(row, dict) and type(row.get("step")) is int:
-                        return int(row["step"])
+            if row := last_row_of(self.sources[entry.path], entry.bytes, _CHUNK):
+                return int(row["step"])
         return None
 
-    def _enter(self, path: str, source: Path, num_bytes: int | None = None, digest: str | None = None) -> None:
-        num_bytes = source.stat().st_size if num_bytes is None else num_bytes
-        self.entries.append(Entry(path, num_bytes, digest or _hash(source, num_bytes)))
-        self.sources[path] = source
-
-    def _hold(self, path: str) -> Path:
-        """A name of ours for the file as it is now."""
+    def _take(self, path: str, num_bytes: int | None = None, digest: str | None = None) -> None:
+        """Gives the file as it is now a name of ours, and enters it with its size and hash."""
         source = self.path / path
         if not source.is_file():  # gone, or a pipe, which nobody would ever have read to its end
             raise FileNotFoundError(path)
-        if self.stage is None:
-            return source
-        self._num_held += 1
-        held = self.stage / str(self._num_held)
-        try:
-            os.link(os.path.realpath(source), held)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another disk, or one that knows no links
-            shutil.copyfile(source, held)
-        return held
+        if self.stage is not None:
+            held = self.stage / str(next(self._numbers))
+            try:
+                os.link(os.path.realpath(source), held)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another disk, or one that knows no links
+                shutil.copyfile(source, held)
+            source = held
+        if num_bytes is None:
+            num_bytes = _whole_lines(source) if path.endswith(".ndjson") else source.stat().st_size
+        self.entries.append(FileEntry(path, num_bytes, digest or _hash(source, num_bytes)))
+        self.sources[path] = source
 
 
 @contextlib.contextmanager
@@ -292,20 +284,25 @@ def _whole_lines(file: Path) -> int:
     return 0
 
 
-def _hash(file: Path, num_bytes: int) -> str:
-    digest = hashlib.sha256()
+def _pieces(file: Path, num_bytes: int) -> Iterator[bytes]:
     with file.open("rb") as handle:
         while num_bytes and (piece := handle.read(min(_CHUNK, num_bytes))):
-            digest.update(piece)
             num_bytes -= len(piece)
+            yield piece
+
+
+def _hash(file: Path, num_bytes: int) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(file, num_bytes):
+        digest.update(piece)
     return digest.hexdigest()
 
 
 def _document(run: Run, found: _Files, steps: Sequence[int]) -> dict[str, Any]:
     """What a listing shows; taken from the run.json that is sent."""
     if "run.json" not in found.sources:
-        raise RunError(f"{run.path} has no run.json any more; was it removed?")
-    document = read_json(found.sources["run.json"])
+        raise RunError(f"{run.path} has no run.json any more; was it removed?", code="no-run")
+    document = named_by_folder(read_json(found.sources["run.json"]), run.path)
     now = Run(run.path, document)
     step = document.get("last_step")
     if document.get("status") == "running" and (logged := found.last_step()) is not None:

@@ -1,11 +1,8 @@
-"""A run that sends itself while it trains: after each save the record and the checkpoints, at the end all of it.
+"""Uploads a run while it trains: after each save the record and the checkpoints, at the end all of it.
 
-It promises not to be felt: a step only sets a mark, and a thread of its own does the rest. One push waits at most, and
-the newest save wins; after a push the thread rests twice as long as that took, because files of lines are sent whole
-each time and saves may come every second. A failure is told in the run's events, as `remote`, and never ends the run:
-the next save tries again. What is sent, and how, is left to push.
-
-The surprising thing: `finish` does not wait. `close` does, a bounded time, and then says what completes the upload.
+A step only sets a flag; a thread does the rest, and rests after a push twice as long as that took, because files of
+lines are sent whole each time. A failure becomes an event `remote` and never ends the run: the next save tries again.
+`finish` does not wait; `close` does, for a bounded time.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from typing import Any
 from rung.errors import UserError
 from rung.remote.bucket import Bucket
 from rung.remote.manifest import check_item, place_of, read_manifest
-from rung.remote.push import GivenUp, How, push_run, refuse_another
+from rung.remote.push import PushCancelled, PushOptions, push_run, refuse_another
 from rung.remote.snapshot import uid_of
 from rung.remote.workers import Report
 from rung.runs.query import ref
@@ -30,8 +27,8 @@ from rung.text import one_line
 from rung.units import size
 
 CLOSE_S = 600.0  # how long the end of a training waits for the last push
-_REST_S = 2.0  # at least, between two pushes of a run that goes on
-_LET_GO_S = 5.0  # for a transfer to notice that nobody waits any more
+_REST_S = 2.0  # at least, between two pushes of a running run
+_LET_GO_S = 5.0  # for a transfer to notice that it was given up
 
 
 class Uploader:
@@ -53,13 +50,13 @@ class Uploader:
         self._thread.start()
 
     def ask(self) -> None:
-        """Finds out now, and not at the first save, that another run has this name there; `words` tells."""
+        """Finds out now, not at the first save, that another run has this name there; see `summary_line`."""
         try:
             found = read_manifest(self._bucket, "run", self._id)
             if found is not None:
                 refuse_another(self._bucket, uid_of(read_document(self._path)), found[0])
         except UserError as error:
-            self._tell(one_line(error).rstrip("."))
+            self._fail(one_line(error).rstrip("."))
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         pass
@@ -77,16 +74,16 @@ class Uploader:
             self._wake.notify()
 
     def close(self, timeout: float = CLOSE_S, report: Report | None = None) -> None:
-        """Waits for the last push, at most so many seconds; `words` then says whether all of it is there."""
+        """Waits for the last push, at most so many seconds; see `summary_line` for whether all of it is there."""
         self._report = report
         self.finish("")
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._is_given_up = True
-            self._tell(f"not all of it was sent within {timeout:.0f} s after the end")
+            self._fail(f"not all of it was sent within {timeout:.0f} s after the end")
             self._thread.join(_LET_GO_S)
 
-    def words(self) -> str:
+    def summary_line(self) -> str:
         """Where the run goes, and once it has ended, whether it is there."""
         where = self._bucket.at(place_of("run", self._id))
         if self.problem is not None:
@@ -99,38 +96,38 @@ class Uploader:
         return f"remote: {where}, all of it ({size(self.sent_bytes)} sent in {pushes})"
 
     def _work(self) -> None:
+        options = PushOptions(
+            report=lambda *progress: self._report(*progress) if self._report else None,
+            is_over=lambda: self._is_given_up,
+        )
         while not self._is_given_up:
             with self._wake:
                 while not self._is_due:
                     self._wake.wait()
                 self._is_due, is_last = False, self._has_ended
             started = time.monotonic()
-            self._push()
+            try:
+                done = push_run(self._bucket, self._path, options=options)
+            except PushCancelled:
+                pass  # `close` has said so
+            except UserError as error:
+                self._fail(one_line(error).rstrip("."))
+            except Exception as error:  # whatever it is, it must not end the run
+                self._fail(f"{type(error).__name__}: {one_line(error)}")
+            else:
+                self.problem = None
+                self.num_pushes += 1
+                self.sent_bytes += done.sent_bytes
             if is_last:
                 return
             with self._wake:
                 rest_s = max(_REST_S, 2 * (time.monotonic() - started))
                 self._wake.wait_for(lambda: self._has_ended, rest_s)
 
-    def _push(self) -> None:
-        how = How(report=lambda *told: self._report(*told) if self._report else None, is_over=lambda: self._is_given_up)
-        try:
-            done = push_run(self._bucket, self._path, how=how)
-        except GivenUp:
-            return  # told by whoever gave up
-        except UserError as error:
-            self._tell(one_line(error).rstrip("."))
-        except Exception as error:  # whatever it is, it must not end the run
-            self._tell(f"{type(error).__name__}: {one_line(error)}")
-        else:
-            self.problem = None
-            self.num_pushes += 1
-            self.sent_bytes += done.sent_bytes
-
     def _remedy(self) -> str:
         return f"`rung push {ref(self._path, self._id)} {shlex.quote(self._bucket.url)}` sends what is missing"
 
-    def _tell(self, problem: str) -> None:
+    def _fail(self, problem: str) -> None:
         self.problem = problem
         with contextlib.suppress(Exception):
             append_event(self._path, "remote", text=f"{problem}; {self._remedy()}", url=self._bucket.url)

@@ -1,7 +1,7 @@
-"""Several transfers at a time, and how far they are.
+"""Several transfers at a time, and their progress.
 
-The surprising thing: the threads are daemons, and not those of concurrent.futures, which Python waits for when it
-exits: a training that has ended must not hang on a server that does not answer.
+The threads are daemons rather than those of concurrent.futures, which Python waits for at exit: a training that has
+ended must not hang on a server that does not answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def apart(work: Callable[[T], R], item: T) -> R:
 
 
 class Meter:
-    """Bytes that are through, told to somebody who shows them; may be called from any thread."""
+    """Counts transferred bytes and reports them; may be called from any thread."""
 
     def __init__(self, what: str, total: int, report: Report | None) -> None:
         self.done = 0

@@ -5,19 +5,15 @@
                     <made>.N.f8    float64, the values of metric N, as many as rows have one
                     <made>.N.rows  int64 pairs: the first row and the row after the last of each stretch with a value
 
-It is made at the first read, in chunks, so that memory does not grow with the run; a run that has grown since has only
-its new rows read. Runs with little text get the index alone. Where the folder cannot be written, the index is made in
-memory. None of it needs numpy; arrays.py reads the files.
-
-The surprising thing: index.json names its files by a mark of its own and is replaced last, so two readers at once, or a
-kill, leave either the old copy or the new one. Values are float64: whole numbers beyond 2^53 are rounded here, and
-exact only in the rows.
+It is made at the first read, in chunks, so that memory does not grow with the run; later reads add only new rows. Small
+runs get the index alone, and where the folder cannot be written it stays in memory. index.json names its files and is
+replaced last, so concurrent readers or a kill leave the old copy or the new one. Values are float64: whole numbers
+beyond 2^53 are exact only in the rows. numpy is imported by what returns its arrays.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import uuid
@@ -25,14 +21,19 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from rung.files import sync
-from rung.runs.files import from_json, to_json
-from rung.runs.metrics import ROW, is_step, segments, spans
-from rung.runs.summary import Column, Held, Summary
+from rung.runs.files import from_json, locked, to_json
+from rung.runs.metrics import ROW, is_step, read_values, segments, spans
+from rung.runs.summary import Column, IndexedMetric, Summary, number_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rung.runs.series import Series
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -59,7 +60,7 @@ class Index(msgspec.Struct):
     parts: list[Part]
     num_rows: int
     broken: int  # lines that are no rows
-    metrics: dict[str, Held]
+    metrics: dict[str, IndexedMetric]
 
 
 _DECODER = msgspec.json.Decoder(Index)
@@ -73,30 +74,120 @@ def summaries(folder: Path, progress: Progress | None = None) -> dict[str, Summa
 
 def current(folder: Path, progress: Progress | None = None) -> Index:
     """The index of the rows as they are now: read, extended or made."""
-    parts = _stat(folder)
-    index = _load(folder / "columns")
+    out = folder / "columns"
+    parts, index = _stat(folder), _load(out)
     if index is not None and _is_fresh(index, parts):
         return index
     if not parts:
-        return _empty(None)
+        return Index(_VERSION, sys.byteorder, None, [], 0, 0, {})
     try:
-        with _locked(folder / "columns") as is_alone:
-            parts, index = _stat(folder), _load(folder / "columns")
+        out.mkdir(exist_ok=True)
+        with locked(out) as is_alone:
+            parts, index = _stat(folder), _load(out)
             if index is not None and _is_fresh(index, parts):
                 return index
-            return _made(folder, folder / "columns", index if is_alone else None, progress)
+            return _made(folder, out, index if is_alone else None, progress)
     except OSError:  # a disk that is full or may not be written
         return _made(folder, None, None, progress)
 
 
+def is_long(folder: Path) -> bool:
+    """Whether the rows are worth a copy by column."""
+    return sum(part.num_bytes for part in _stat(folder)) >= _SMALL_BYTES
+
+
+class Arrays(NamedTuple):
+    """Columns of a run: name -> the rows that have a value, and the values; `steps` of all rows."""
+
+    steps: np.ndarray
+    columns: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def read_series(folder: Path, name: str, progress: Progress | None = None) -> Series:
+    """The steps that have a value of `name`, and the values; empty where it was not recorded."""
+    from rung.runs.series import Series
+
+    arrays = read_arrays(folder, [name], progress)
+    rows, values = arrays.columns[name]
+    return Series(arrays.steps[rows], values)
+
+
+def read_arrays(folder: Path, names: Sequence[str], progress: Progress | None = None) -> Arrays:
+    """Columns as arrays: out of the copy where there is one, else out of the rows."""
+    import numpy as np
+
+    index = current(folder, progress)
+    columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if index.mark is not None:
+        with contextlib.suppress(OSError, EOFError):  # rebuilt or removed by another process at this moment
+            steps = _read(folder, index, "step", "q", index.num_rows)
+            for name in names:
+                held = index.metrics.get(name)
+                if held is None:
+                    columns[name] = np.zeros(0, np.int64), np.zeros(0)
+                    continue
+                pairs = np.asarray(_read(folder, index, f"{held.number}.rows", "q", 2 * held.num_stretches))
+                lengths = pairs[1::2] - pairs[::2]
+                before = np.repeat(np.cumsum(lengths) - lengths, lengths)  # places of the stretches among the values
+                rows = np.repeat(pairs[::2], lengths) + np.arange(held.summary.count) - before
+                columns[name] = rows, np.asarray(_read(folder, index, f"{held.number}.f8", "d", held.summary.count))
+            return Arrays(np.asarray(steps), columns)
+
+    wanted = list(dict.fromkeys(name for name in names if name != "step"))
+    all_steps, places = array("q"), [array("q") for _ in wanted]
+    found: list[array[float]] = [array("d") for _ in wanted]
+    for at, (step, *row) in enumerate(read_values(folder, wanted)):
+        all_steps.append(step)
+        for value, place, column in zip(row, places, found):
+            number = value if type(value) is float else number_of(value)
+            if number is not None:
+                place.append(at)
+                column.append(number)
+    columns = {name: (np.asarray(places[i]), np.asarray(found[i])) for i, name in enumerate(wanted)}
+    return Arrays(np.asarray(all_steps), columns)
+
+
+def read_lists(folder: Path, names: Sequence[str]) -> dict[str, list[Any]] | None:
+    """`step` and `names` of a long run as lists with None where a row has no value; None where there is no copy."""
+    index = current(folder) if is_long(folder) else None
+    if index is None or index.mark is None:
+        return None
+    try:
+        columns: dict[str, list[Any]] = {"step": _read(folder, index, "step", "q", index.num_rows).tolist()}
+        for name in names:
+            held = index.metrics.get(name)
+            column: list[Any] = [None] * index.num_rows
+            if held is not None:
+                values = _read(folder, index, f"{held.number}.f8", "d", held.summary.count).tolist()
+                if held.summary.is_whole:
+                    values = list(map(int, values))
+                pairs, at = _read(folder, index, f"{held.number}.rows", "q", 2 * held.num_stretches), 0
+                for start, stop in zip(pairs[::2], pairs[1::2]):
+                    column[start:stop] = values[at : at + stop - start]
+                    at += stop - start
+            if name != "step":
+                columns[name] = column
+    except (OSError, EOFError):  # rebuilt or removed by another process at this moment
+        return None
+    return columns
+
+
+def _read(folder: Path, index: Index, name: str, kind: str, count: int) -> array[Any]:
+    numbers = array(kind)
+    with open(folder / "columns" / f"{index.mark}.{name}", "rb") as file:
+        numbers.fromfile(file, count)
+    return numbers
+
+
 def _made(folder: Path, out: Path | None, old: Index | None, progress: Progress | None) -> Index:
     parts = _stat(folder)
-    has_arrays = out is not None and sum(part.num_bytes for part in parts) >= _SMALL_BYTES
+    total, done = sum(part.num_bytes for part in parts), 0
+    has_arrays = out is not None and total >= _SMALL_BYTES
     is_longer = old is not None and _is_extension(old, parts, folder) and (old.mark is not None) == has_arrays
-    index = old if old is not None and is_longer else _empty(uuid.uuid4().hex[:12] if has_arrays else None)
+    mark = uuid.uuid4().hex[:12] if has_arrays else None
+    index = old if old is not None and is_longer else Index(_VERSION, sys.byteorder, mark, [], 0, 0, {})
     builder = _Builder(index, out if has_arrays else None)
     known = {part.number: part for part in index.parts}
-    total, done = sum(part.num_bytes for part in parts), 0
     read: list[Part] = []
     try:
         for part, (path, end) in zip(parts, spans(folder)):
@@ -107,7 +198,8 @@ def _made(folder: Path, out: Path | None, old: Index | None, progress: Progress 
             done += part.num_bytes
             has_rows = builder.has_rows or before.has_rows
             read.append(part._replace(end_byte=builder.end_byte, head=_first_line(path), has_rows=has_rows))
-        made = builder.finish(read)
+        metrics = {name: column.held for name, column in builder.columns.items()}
+        made = Index(_VERSION, sys.byteorder, index.mark, read, builder.num_rows, builder.broken, metrics)
         if out is not None:
             _store(out, made)
     except BaseException:
@@ -122,15 +214,16 @@ class _Builder:
 
     def __init__(self, index: Index, out: Path | None) -> None:
         self._index, self._out = index, out
-        self._columns = {name: Column(held) for name, held in index.metrics.items()}
+        self.columns = {name: Column(held) for name, held in index.metrics.items()}
         self._steps = array("q")  # of the rows of this chunk
-        self._first_row = index.num_rows
-        self._broken = index.broken
+        self.num_rows = index.num_rows
+        self.broken = index.broken
         self._keys: tuple[str, ...] = ()
         self._block: list[Any] = []  # consecutive rows of the same keys
         self.end_byte, self.has_rows = 0, False
-        if out is not None:
-            self._cut()
+        if out is not None:  # removes what an earlier extension wrote before it was killed
+            for name, num_bytes in _sizes(index).items():
+                os.truncate(self._file(name), num_bytes)
 
     def read(self, path: Path, start: int, stop: int, end: int | None) -> Iterator[int]:
         """Takes the rows between two bytes whose step is below `end`; yields where it stands after each chunk."""
@@ -147,7 +240,7 @@ class _Builder:
                     if not is_step(step):
                         raise ValueError
                 except (ValueError, KeyError):
-                    self._broken += 1
+                    self.broken += 1
                     continue
                 self.has_rows = True
                 if end is not None and step >= end:
@@ -163,21 +256,17 @@ class _Builder:
         self._flush()
         yield self.end_byte
 
-    def finish(self, parts: list[Part]) -> Index:
-        held = {name: column.held for name, column in self._columns.items()}
-        return Index(_VERSION, sys.byteorder, self._index.mark, parts, self._first_row, self._broken, held)
-
     def _close_block(self) -> None:
         if not self._block:
             return
-        first = self._first_row + len(self._steps)
+        first = self.num_rows + len(self._steps)
         for name, values in zip(self._keys, zip(*self._block)):
             if name == "step":
                 self._steps.extend(array("q", values))
                 continue
-            column = self._columns.get(name)
+            column = self.columns.get(name)
             if column is None:
-                column = self._columns[name] = Column(Held(Summary(), len(self._columns), 0))
+                column = self.columns[name] = Column(IndexedMetric(Summary(), len(self.columns), 0))
             column.take(values, first)
         self._block = []
 
@@ -185,23 +274,18 @@ class _Builder:
         self._close_block()
         if self._out is not None:
             _append(self._file("step"), self._steps)
-        for column in self._columns.values():
+        for column in self.columns.values():
             if column.values:
                 if self._out is not None:
-                    _append(self._file(f"{column.number}.f8"), column.values)
-                    _append(self._file(f"{column.number}.rows"), column.stretches)
-                column.sum_up(self._steps, self._first_row)
-        self._first_row += len(self._steps)
+                    _append(self._file(f"{column.held.number}.f8"), column.values)
+                    _append(self._file(f"{column.held.number}.rows"), column.stretches)
+                column.sum_up(self._steps, self.num_rows)
+        self.num_rows += len(self._steps)
         self._steps = array("q")
 
     def _file(self, name: str) -> Path:
         assert self._out is not None
         return self._out / f"{self._index.mark}.{name}"
-
-    def _cut(self) -> None:
-        """Removes what an earlier extension wrote before it was killed."""
-        for name, num_bytes in _sizes(self._index).items():
-            os.truncate(self._file(name), num_bytes)
 
 
 def _stat(folder: Path) -> list[Part]:
@@ -229,10 +313,6 @@ def _is_extension(index: Index, parts: Sequence[Part], folder: Path) -> bool:
     if old.number != new.number or not old.has_rows or new.num_bytes < old.num_bytes:
         return False
     return old.head == _first_line(folder / f"{new.number:03d}.ndjson")
-
-
-def _empty(mark: str | None) -> Index:
-    return Index(_VERSION, sys.byteorder, mark, [], 0, 0, {})
 
 
 def _load(out: Path) -> Index | None:
@@ -284,24 +364,3 @@ def _remove(out: Path, is_old: Callable[[str], bool]) -> None:
 def _append(path: Path, numbers: array[Any]) -> None:
     with open(path, "ab") as file:
         numbers.tofile(file)
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[bool]:
-    """One builder at a time; says whether it is alone for sure, which some disks do not tell."""
-    out.mkdir(exist_ok=True)
-    fd = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            is_alone = True
-        except OSError:
-            is_alone = False
-        yield is_alone
-    finally:
-        os.close(fd)
-
-
-def is_long(folder: Path) -> bool:
-    """Whether the rows are worth a copy by column."""
-    return sum(part.num_bytes for part in _stat(folder)) >= _SMALL_BYTES

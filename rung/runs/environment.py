@@ -23,13 +23,17 @@ _SMI_TIMEOUT_S = 5.0
 
 def environment(device: dict[str, Any] | None = None) -> dict[str, Any]:
     """The contents of env.json."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory_bytes: int | None = None
+    with contextlib.suppress(ValueError, OSError):
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
-        "memory_bytes": _memory_bytes(),
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable},
+        "memory_bytes": memory_bytes,
         "gpus": _gpus(),
         "device": device or {},
         "rung_sha256": own_source(),
@@ -63,24 +67,11 @@ def version_of(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "Model", "Hardware")):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
-
-
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
 
 
 def _gpus() -> list[dict[str, str]]:

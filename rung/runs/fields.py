@@ -1,10 +1,8 @@
 """Values of runs by name, for listing: filter, sort, columns, groups over seeds.
 
-A name is a field (status, best, why ...), a key of the configuration (lr.learning_rate), `derived.` and one of the
-derived numbers, or `min:`, `max:` or `last:` and a metric (min:loss, last:eval/full_val/loss). How a table looks is
-left to the verbs.
-
-The surprising thing: a run that has no such value matches nothing but `!=`, and is sorted to the end either way round.
+A name is a field (status, best, why ...), a config key (lr.learning_rate), `derived.` and one of the derived numbers,
+or `min:`, `max:` or `last:` and a metric (min:loss, last:eval/full_val/loss). A run without the value matches only `!=`
+and sorts last in either order.
 """
 
 from __future__ import annotations
@@ -28,12 +26,8 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def _of_document(name: str) -> Callable[[Run], Any]:
-    return lambda run: run.document.get(name)
-
-
 def verdict_word(run: Run) -> str | None:
-    """supported, refuted or inconclusive; what an older run holds instead, a text."""
+    """supported, refuted or inconclusive; of an older run any text."""
     verdict = run.document.get("verdict")
     word = verdict.get("word") if isinstance(verdict, dict) else verdict
     return None if word is None else str(word)
@@ -61,30 +55,34 @@ FIELDS: dict[str, Callable[[Run], Any]] = {
     "path": lambda run: str(run.path),
     "code": lambda run: code_of(run),
     "ab": lambda run: (run.document.get("ab") or {}).get("id"),
-    **{
-        name: _of_document(name)
-        for name in (
-            "experiment", "number", "uid", "parent", "why", "tags", "recipe", "preset", "seed", "created", "ended",
-            "reason",
-        )
-    },
-}  # fmt: skip
+}
+_OF_DOCUMENT = (  # as run.json has them
+    "experiment", "number", "uid", "parent", "why", "tags", "recipe", "preset", "seed", "created", "ended", "reason",
+)  # fmt: skip
 
 
 def value_of(run: Run, name: str) -> Any:
     """The value of a name; None where the run has none."""
     if name in FIELDS:
         return FIELDS[name](run)
+    if name in _OF_DOCUMENT:
+        return run.document.get(name)
+    values, key = _looked_up(run, name)
+    found = values.get(key)
+    return getattr(found, name.partition(":")[0]) if isinstance(found, Summary) else found
+
+
+def _looked_up(run: Run, name: str) -> tuple[Mapping[str, Any], str]:
+    """Where a name that is not a field is looked up (summaries, derived numbers, config), and its key there."""
     if match := _METRIC.fullmatch(name):
-        found = summary_of(run).get(match[2])
-        return None if found is None else getattr(found, match[1])
+        return summary_of(run), match[2]
     if name.startswith("derived."):
-        return (run.document.get("derived") or {}).get(name.removeprefix("derived."))
-    return config_of(run).get(name)
+        return run.document.get("derived") or {}, name.removeprefix("derived.")
+    return config_of(run), name
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Dotted key -> value; empty where the file cannot be read, because a listing goes on."""
+    """Dotted key -> value; empty where the file cannot be read, because a listing continues."""
     try:
         return dict(leaves(run.config(keep=True)))
     except RunError:
@@ -109,26 +107,20 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def check_names(names: Sequence[str], runs: Sequence[Run]) -> None:
     """RunError for a name that none of the runs knows, with the nearest that they do."""
     for name in names:
-        if not runs or name in FIELDS or any(_has(run, name) for run in runs):
+        if not runs or name in FIELDS or name in _OF_DOCUMENT:
             continue
-        match = _METRIC.fullmatch(name)
-        metrics = dict.fromkeys(metric for run in runs for metric in summary_of(run))
-        if match:
-            raise RunError(f"no listed run recorded {match[2]}; {nearest(match[2], list(metrics))}")
+        if any(key in values for values, key in (_looked_up(run, name) for run in runs)):
+            continue
+        metrics = list(dict.fromkeys(metric for run in runs for metric in summary_of(run)))
+        if match := _METRIC.fullmatch(name):
+            raise RunError(f"no listed run recorded {match[2]}; {nearest(match[2], metrics)}", code="no-metric")
         if name in metrics:
-            raise RunError(f"{name} is a metric: say min:{name}, max:{name} or last:{name}.")
+            message = f"{name} is a metric: say min:{name}, max:{name} or last:{name}."
+            raise RunError(message, code="no-key")
         keys = dict.fromkeys(key for run in runs for key in config_of(run))
         derived = dict.fromkeys(f"derived.{key}" for run in runs for key in run.document.get("derived") or {})
-        known = [*FIELDS, *keys, *derived]
-        raise RunError(f"{name} is neither a field nor a config key of a listed run; {nearest(name, known)}")
-
-
-def _has(run: Run, name: str) -> bool:
-    if match := _METRIC.fullmatch(name):
-        return match[2] in summary_of(run)
-    if name.startswith("derived."):
-        return name.removeprefix("derived.") in (run.document.get("derived") or {})
-    return name in config_of(run)
+        hint = nearest(name, [*FIELDS, *_OF_DOCUMENT, *keys, *derived])
+        raise RunError(f"{name} is neither a field nor a config key of a listed run; {hint}", code="no-key")
 
 
 class Condition(NamedTuple):
@@ -149,12 +141,14 @@ class Condition(NamedTuple):
 def condition(text: str) -> Condition:
     name, found, rest = [*_OPERATOR.split(text, maxsplit=1), "", ""][:3]
     if not found or not name.strip():
-        raise RunError(f"--where {text!r} is no condition; write one such as status=finished or 'lr.min_lr>1e-5'.")
+        message = f"--where {text!r} is not a condition; write one such as status=finished or 'lr.min_lr>1e-5'."
+        raise RunError(message, code="bad-value")
     if found == "~":
         try:
             re.compile(rest.strip())
         except re.error as error:
-            raise RunError(f"--where {text!r}: {rest.strip()!r} is no regular expression: {error}.") from None
+            message = f"--where {text!r}: {rest.strip()!r} is not a regular expression: {error}."
+            raise RunError(message, code="bad-value") from None
     return Condition(name.strip(), found, rest.strip())
 
 
@@ -230,19 +224,16 @@ def code_of(run: Run) -> str | None:
     return None if found is None else str(found)
 
 
-def _data(run: Run) -> list[tuple[str, Any]]:
-    try:
-        streams = run.data()
-    except RunError:
-        return []
-    return [(name, of.get("fingerprint")) for name, of in sorted(streams.items()) if isinstance(of, dict)]
-
-
 def groups_over_seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of equal recipe, config (but for the seed), data and code together, in the order of their first."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         config = {key: value for key, value in config_of(run).items() if key != "seed"}
-        mark = repr((run.document.get("recipe"), sorted(config.items(), key=repr), code_of(run), _data(run)))
+        try:
+            streams = run.data()
+        except RunError:
+            streams = {}
+        data = [(name, of.get("fingerprint")) for name, of in sorted(streams.items()) if isinstance(of, dict)]
+        mark = repr((run.document.get("recipe"), sorted(config.items(), key=repr), code_of(run), data))
         found.setdefault(mark, []).append(run)
     return list(found.values())

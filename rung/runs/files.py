@@ -1,10 +1,7 @@
 """Documents that are whole or absent, lines that are whole or skipped, and JSON that keeps NaN.
 
-A line is one unbuffered write to a file opened for
-appending, so a killed process loses nothing that was written. What the documents mean is left to record and query.
-
-The surprising thing: JSON has no NaN, and msgspec writes null for it, which would hide the very rows one looks for.
-They are kept as the strings "NaN", "Infinity" and "-Infinity", and `floats_again` turns them back.
+A line is one unbuffered write to a file opened for appending, so a killed process loses nothing that was written. JSON
+has no NaN: it and the infinities are stored as strings, and `floats_again` turns them back.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 _REMEDY = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space or ask for a larger quota",
-    errno.EACCES: "choose a folder you may write to (--runs or RUNG_RUNS)",
-    errno.EPERM: "choose a folder you may write to (--runs or RUNG_RUNS)",
-    errno.EROFS: "choose a folder on a writable disk (--runs or RUNG_RUNS)",
-    errno.ENOTDIR: "choose another folder (--runs or RUNG_RUNS)",
+    errno.ENOSPC: ("disk-full", "free some space"),
+    errno.EDQUOT: ("disk-full", "free some space or ask for a larger quota"),
+    errno.EACCES: ("no-permission", "choose a folder you may write to (--runs or RUNG_RUNS)"),
+    errno.EPERM: ("no-permission", "choose a folder you may write to (--runs or RUNG_RUNS)"),
+    errno.EROFS: ("no-permission", "choose a folder on a writable disk (--runs or RUNG_RUNS)"),
+    errno.ENOTDIR: ("bad-folder", "choose another folder (--runs or RUNG_RUNS)"),
 }
 
 
@@ -98,10 +95,24 @@ def from_json(data: bytes | str) -> Any:
     return floats_again(value) if b'NaN"' in text or b'Infinity"' in text else value
 
 
+def reason(error: OSError) -> str:
+    """What went wrong, without the number and the file name."""
+    return (error.strerror or str(error)).lower()
+
+
 def refused(what: str, error: OSError) -> RunError:
-    """One sentence for a disk that said no."""
-    remedy = _REMEDY.get(error.errno or 0, "check the disk")
-    return RunError(f"cannot write {what}: {(error.strerror or str(error)).lower()}; {remedy}.")
+    """The error for a disk that cannot be written: what, why, and the remedy."""
+    code, remedy = _REMEDY.get(error.errno or 0, ("cannot-write", "check the disk"))
+    return RunError(f"cannot write {what}: {reason(error)}; {remedy}.", code=code)
+
+
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Any OSError of the body becomes the sentence of `refused`."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(what, error) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -113,13 +124,16 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time per folder; where a disk knows no locks, atomic mkdir and rename still hold."""
+def locked(folder: Path) -> Iterator[bool]:
+    """One process at a time per folder; yields False on a disk without locks, where renames are still atomic."""
     fd = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+            is_alone = True
+        except OSError:
+            is_alone = False
+        yield is_alone
     finally:
         os.close(fd)
 
@@ -136,29 +150,23 @@ class LineFile:
         self._is_torn = size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
 
     def append(self, line: bytes) -> None:
-        """Writes `line`, which ends with a newline, or nothing of it; raises RunError naming the file."""
-        if self._is_torn:
+        """Writes all of `line`, which ends with a newline, or none; raises RunError naming the file."""
+        was_torn, written = self._is_torn, 0
+        if was_torn:
             line = b"\n" + line
-        written = 0
         try:
             written = os.write(self.fd, line)
             while written != len(line):
                 written += os.write(self.fd, line[written:])
         except OSError as error:
-            self._take_back(written)
+            self._is_torn = was_torn or written > 0
+            with contextlib.suppress(OSError):  # cuts a half-written line off again
+                end = os.lseek(self.fd, 0, os.SEEK_CUR)
+                if written and os.fstat(self.fd).st_size == end:  # else somebody else has appended since
+                    os.ftruncate(self.fd, end - written)
+                    self._is_torn = was_torn
             raise refused(str(self.path), error) from error
         self._is_torn = False
-
-    def _take_back(self, written: int) -> None:
-        """Cuts a half-written line off again, so that the file ends with a whole one."""
-        if not written:
-            return
-        self._is_torn = True
-        with contextlib.suppress(OSError):
-            end = os.lseek(self.fd, 0, os.SEEK_CUR)
-            if os.fstat(self.fd).st_size == end:  # else somebody else has appended since
-                os.ftruncate(self.fd, end - written)
-                self._is_torn = False
 
     def sync(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,10 +1,7 @@
 """The marks of a run's checkpoints, `checkpoints/best` and `checkpoints/pinned`: step numbers, one a line.
 
-Read by the engine before each rotation, so that a pin counts also in a run that is going on; needs no torch. What a
-checkpoint holds, and which are thrown away, is decided in the engine's checkpoint.py.
-
-The surprising thing: whoever pins and whoever rotates hold a lock on the folder, or a save could be pinned in the
-moment in which it goes.
+The engine reads them before each rotation, so that a pin also counts in a run that is running. Pinning and rotating
+both lock the folder, or a save could be pinned while it is being removed. Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,14 +12,14 @@ from typing import NamedTuple
 
 from rung.errors import CheckpointError, RunError
 from rung.files import write_whole
-from rung.runs.files import locked, refused
-from rung.runs.house.disk import bytes_below
+from rung.runs.files import locked, writing
+from rung.runs.maintenance.disk import bytes_below
 
 BEST, PINNED = "best", "pinned"
 
 
 class Save(NamedTuple):
-    """A whole checkpoint, as one who keeps house sees it."""
+    """A whole checkpoint with its marks."""
 
     step: int
     bytes: int
@@ -47,7 +44,8 @@ def read_mark(folder: Path, name: str) -> list[int]:
     try:
         return [int(line) for line in file.read_text().split()] if file.is_file() else []
     except ValueError:
-        raise CheckpointError(f"{file} is damaged: it must hold step numbers; mend or delete it") from None
+        message = f"{file} is damaged: it must hold step numbers; fix or delete it"
+        raise CheckpointError(message, code="checkpoint-damaged") from None
 
 
 def mark_text(steps: Iterable[int]) -> bytes:
@@ -63,36 +61,35 @@ def saves(folder: Path) -> list[Save]:
     ]
 
 
-def find_step(folder: Path, word: str, run_id: str) -> int:
+def find_step(folder: Path, name: str, run_id: str) -> int:
     """The step of "30", "best" or "last"; it must have a whole save, or for a number a pin."""
     steps = saved_steps(folder)
-    if word == "last" and steps:
+    if name == "last" and steps:
         return steps[-1]
-    if word == BEST:
+    if name == BEST:
         best = read_mark(folder, BEST)
         if best and best[0] in steps:
             return best[0]
-        raise RunError(f"{run_id} has no save marked as its best; name a step: {_listed(steps)}.")
-    if word.isdecimal() and (int(word) in steps or int(word) in read_mark(folder, PINNED)):
-        return int(word)
-    if word.isdecimal() or word == "last":
-        raise RunError(f"{run_id} has no whole save at {word}; it has {_listed(steps)}.")
-    raise RunError(f"{word!r} is not a checkpoint; name a step, best or last: {run_id} has {_listed(steps)}.")
+        message = f"{run_id} has no save marked as its best; name a step: {_listed(steps)}."
+        raise RunError(message, code="no-checkpoint")
+    if name.isdecimal() and (int(name) in steps or int(name) in read_mark(folder, PINNED)):
+        return int(name)
+    if name.isdecimal() or name == "last":
+        raise RunError(f"{run_id} has no whole save at {name}; it has {_listed(steps)}.", code="no-checkpoint")
+    message = f"{name!r} is not a checkpoint; name a step, best or last: {run_id} has {_listed(steps)}."
+    raise RunError(message, code="bad-ref")
 
 
 def set_pin(folder: Path, step: int, is_on: bool, run_id: str) -> bool:
-    """Pins the save of a step, or lets go of it; False where that was so already."""
-    try:
-        with locked(folder):
-            before = read_mark(folder, PINNED)
-            if is_on and step not in saved_steps(folder):
-                raise RunError(f"{run_id} has no whole save at {step} any more; it has {_listed(saved_steps(folder))}.")
-            if (step in before) == is_on:
-                return False
-            after = {*before, step} if is_on else {*before} - {step}
-            write_whole(folder / PINNED, mark_text(after))
-    except OSError as error:
-        raise refused(str(folder / PINNED), error) from error
+    """Pins or unpins the save of a step; False where nothing changes."""
+    with writing(str(folder / PINNED)), locked(folder):
+        before = read_mark(folder, PINNED)
+        if is_on and step not in (steps := saved_steps(folder)):
+            message = f"{run_id} has no whole save at {step} any more; it has {_listed(steps)}."
+            raise RunError(message, code="no-checkpoint")
+        if (step in before) == is_on:
+            return False
+        write_whole(folder / PINNED, mark_text({*before, step} if is_on else {*before} - {step}))
     return True
 
 

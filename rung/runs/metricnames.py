@@ -1,11 +1,8 @@
-"""What other loops and trackers call things, in the words of rung: evals by their name, and loss, norm and lr.
+"""Maps the metric names of other loops and trackers to rung's: evals by their name, and loss, norm and lr.
 
-A name says at most one set and one metric: `val/loss`, `eval_acc`, `loss/test`. What is not surely an eval stays a
-plain metric of its row: a wrong eval would become the `best` of a run, a missed one is still a curve. Who found one
-decides what to write.
-
-The surprising thing: of `eval/a/b` the set is `a`, because that is how rung itself names its rows; of `val/a/b` it is
-`val`, of `val_a/b` it is `val_a`. How long an eval took is none of its results: `eval_runtime` is a plain metric.
+A name has at most one set and one metric: `val/loss`, `eval_acc`, `loss/test`. What is not surely an eval stays a plain
+metric of its row: a wrong eval would become the `best` of a run, a missed one is still a curve. In `eval/a/b` the set
+is `a`, as in rung's own rows; in `val/a/b` it is `val`, in `val_a/b` it is `val_a`. `eval_runtime` is a plain metric.
 """
 
 from __future__ import annotations
@@ -68,13 +65,21 @@ def _named(metric: str) -> Eval | None:
     if loader := _LOADER.fullmatch(metric):
         found = _named(loader[1])
         return None if found is None else Eval(f"{found.set}_{loader[2]}", found.name)
-    of_set, name = _by_path(metric) if "/" in metric else _by_words(metric)
+    of_set, name = _split(metric)
     if not of_set or not name:
         return None
     return Eval(of_set.lower() if _SET.fullmatch(of_set) else of_set, "loss" if name.lower() == "loss" else name)
 
 
-def _by_path(metric: str) -> tuple[str, str]:
+def _split(metric: str) -> tuple[str, str]:
+    """Set and name; "" for both where it is no eval."""
+    if "/" not in metric:
+        word, rest = _first_word(metric)
+        if word and (word.lower() not in _DOUBTFUL or _MEASURES.fullmatch(rest)):
+            return word, rest
+        last = re.split(r"[_. -]", metric)[-1]
+        stem = metric[: -len(last) - 1]
+        return (last, stem) if _SET.fullmatch(last) and _MEASURES.fullmatch(stem) else ("", "")
     first, _, rest = metric.partition("/")
     stem, _, last = metric.rpartition("/")
     if first.lower() == "eval" and "/" in rest:
@@ -90,15 +95,6 @@ def _by_path(metric: str) -> tuple[str, str]:
     if word and (word.lower() not in _DOUBTFUL or _MEASURES.fullmatch(rest)):  # val_wiki/loss
         return first, rest
     return "", ""
-
-
-def _by_words(metric: str) -> tuple[str, str]:
-    word, rest = _first_word(metric)
-    if word and (word.lower() not in _DOUBTFUL or _MEASURES.fullmatch(rest)):
-        return word, rest
-    last = re.split(r"[_. -]", metric)[-1]
-    stem = metric[: -len(last) - 1]
-    return (last, stem) if _SET.fullmatch(last) and _MEASURES.fullmatch(stem) else ("", "")
 
 
 def _first_word(text: str) -> tuple[str, str]:

@@ -1,12 +1,9 @@
 """The rows of a run: what each step measured.
 
 A row is one JSON line, `{"step": t, "unix_s": ..., name: value, ...}`, appended by one unbuffered write, so kill -9
-loses nothing that was logged (a power cut may lose what the system had not yet put on the disk). Row t describes batch
-t on state t, or an eval of state t. Floats have all their digits. columns.py keeps a copy by column, for long runs.
-
-The surprising thing is the segments. Each attempt of a run writes its own file, 000.ndjson, 001.ndjson and so on. A
-resume starts at the last checkpoint and runs some steps again; rows of an earlier segment from the first step of a
-later one on are superseded, and no reader here shows them.
+loses nothing that was logged. Row t describes batch t on state t, or an eval of state t. Each attempt of a run writes
+its own segment, 000.ndjson, 001.ndjson and so on. A resume repeats some steps: rows of an earlier segment from the
+first step of a later one on are superseded, and no reader here shows them.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,14 +28,12 @@ _ODD = re.compile(r'[\x00-\x1f"\\]')
 _TAIL_BYTES = 1 << 16  # rows of 30 values take about 1 kB
 
 
-class MetricsWriter:
+class MetricsWriter(LineFile):
     """Appends rows to one new segment; for one process, rank 0."""
 
     def __init__(self, folder: Path, segment: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{segment:03d}.ndjson"
-        self._file = LineFile(self.path, new=True)
-        self._append = self._file.append
+        super().__init__(folder / f"{segment:03d}.ndjson", new=True)
         self._encode = msgspec.json.Encoder().encode
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
@@ -52,13 +47,7 @@ class MetricsWriter:
             line = self._encode(row)
         except (TypeError, OverflowError):  # a scalar of numpy or torch, a huge int, a None
             line = self._encode(numbers({**row, **values}))
-        self._append(line + b"\n")
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+        self.append(line + b"\n")
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, Number | str]:
@@ -103,11 +92,10 @@ def next_segment(folder: Path) -> int:
 
 def read_rows(folder: Path, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
     """Every row that counts, in order; a torn last line is skipped, broken ones are counted in `faults`."""
-    faults = faults if faults is not None else Faults()
     for path, end in spans(folder):
-        for row in _decoded(path, ROW, faults):
+        for row in _rows(read_lines(path), faults):
             if end is None or row["step"] < end:
-                yield {key: _float(value) for key, value in row.items()}
+                yield row
 
 
 def read_columns(
@@ -117,12 +105,18 @@ def read_columns(
 
     With `names` only these are parsed out of the text, several times faster; an unknown name is a column of None.
     """
+    columns: dict[str, list[Any]] = {"step": []}
     if names is None:
-        return _all_columns(folder, faults if faults is not None else Faults())
-    wanted = list(dict.fromkeys(["step", *names]))
-    columns: dict[str, list[Any]] = {name: [] for name in wanted}
-    appends = [columns[name].append for name in wanted]
-    for values in read_values(folder, wanted[1:], faults):
+        for num_rows, row in enumerate(read_rows(folder, faults)):
+            for name in row:
+                if name not in columns:
+                    columns[name] = [None] * num_rows
+            for name, column in columns.items():
+                column.append(row.get(name))
+        return columns
+    columns |= {name: [] for name in names if name != "step"}
+    appends = [column.append for column in columns.values()]
+    for values in read_values(folder, list(columns)[1:], faults):
         for append, value in zip(appends, values):
             append(value)
     return columns
@@ -130,29 +124,35 @@ def read_columns(
 
 def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None) -> Iterator[tuple[Any, ...]]:
     """Of every row that counts its step and the values of `names`, None where it has none; a row at a time."""
-    faults = faults if faults is not None else Faults()
     wanted = ("step", *names)
     if any(_ODD.search(name) for name in wanted) or len(set(wanted)) != len(wanted):  # msgspec has no such fields
         for row in read_rows(folder, faults):
             yield tuple(row.get(name) for name in wanted)
         return
-    decoder = _column_decoder(wanted)
+    value = bool | int | float | str | None
+    step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    fields: list[Any] = [("c0", step)] + [(f"c{i}", value, None) for i in range(1, len(wanted))]
+    rename = {f"c{i}": name for i, name in enumerate(wanted)}
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Columns", fields, rename=rename, gc=False))
     for path, end in spans(folder):
-        for found in _decoded(path, decoder, faults):
-            values = msgspec.structs.astuple(found)
+        for line in read_lines(path):
+            try:
+                values = msgspec.structs.astuple(decoder.decode(line))
+            except ValueError:  # msgspec's errors are ValueErrors, and so is text that is not UTF-8
+                if faults is not None:
+                    faults.broken += 1
+                continue
             if end is None or values[0] < end:
                 yield tuple(map(_float, values))
 
 
 def superseded_rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """step -> the rows of that step that a resume took again, oldest first: what it was, to compare with what it is."""
+    """step -> the rows of that step that a resume replaced, oldest first."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path, end in spans(folder):
-        if end is None:
-            continue
-        for row in _decoded(path, ROW, Faults()):
+        for row in _rows(read_lines(path)) if end is not None else ():
             if row["step"] >= end:
-                found.setdefault(row["step"], []).append({key: _float(value) for key, value in row.items()})
+                found.setdefault(row["step"], []).append(row)
     return found
 
 
@@ -170,25 +170,23 @@ def tail(folder: Path, cursor: Cursor = (0, 0)) -> tuple[list[dict[str, Any]], C
             file.seek(offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            row = _row(line)
-            if row is not None:
-                rows.append({**row, "segment": number})
+        rows += [{**row, "segment": number} for row in _rows(whole.splitlines())]
         cursor = (number, offset + len(whole))
     return rows, cursor
 
 
 def last_row(folder: Path) -> dict[str, Any] | None:
     """The newest row, read from the end of the file: what `rung ls` can afford for each running run."""
-    for _, path in reversed(segments(folder)):
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            data = file.read()
-        for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
-            row = _row(line)
-            if row is not None:
-                return row
-    return None
+    found = (last_row_of(path, path.stat().st_size) for _, path in reversed(segments(folder)))
+    return next(filter(None, found), None)
+
+
+def last_row_of(path: Path, end: int, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
+    """The last row of a segment before byte `end`, as far as it lies in so many last bytes."""
+    with open(path, "rb") as file:
+        file.seek(max(0, end - tail_bytes))
+        data = file.read(min(end, tail_bytes))
+    return next(_rows(reversed(data[: data.rfind(b"\n") + 1].splitlines())), None)
 
 
 ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -203,25 +201,18 @@ def _float(value: Any) -> Any:
     return NON_FINITE.get(value, value) if type(value) is str else value
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = ROW.decode(line)
-    except ValueError:
-        return None
-    return {key: _float(value) for key, value in row.items()} if is_step(row.get("step")) else None
-
-
-def _decoded(path: Path, decoder: msgspec.json.Decoder[Any], faults: Faults) -> Iterator[Any]:
-    is_dict = decoder is ROW
-    for line in read_lines(path):
+def _rows(lines: Iterable[bytes], faults: Faults | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of some lines; what is no row is left out and counted."""
+    for line in lines:
         try:
-            row = decoder.decode(line)
-            if is_dict and not is_step(row.get("step")):
+            row = ROW.decode(line)
+            if not is_step(row.get("step")):
                 raise ValueError
         except ValueError:  # msgspec's errors are ValueErrors, and so is text that is not UTF-8
-            faults.broken += 1
+            if faults is not None:
+                faults.broken += 1
         else:
-            yield row
+            yield {key: _float(value) for key, value in row.items()}
 
 
 def spans(folder: Path) -> list[tuple[Path, int | None]]:
@@ -230,26 +221,7 @@ def spans(folder: Path) -> list[tuple[Path, int | None]]:
     end: int | None = None
     for _, path in reversed(segments(folder)):
         spans.append((path, end))
-        first = next((row["step"] for row in _decoded(path, ROW, Faults())), None)
+        first = next((row["step"] for row in _rows(read_lines(path))), None)
         if first is not None:
             end = first if end is None else min(first, end)
     return spans[::-1]
-
-
-def _column_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    value = bool | int | float | str | None
-    step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-    fields: list[Any] = [("c0", step)] + [(f"c{i}", value, None) for i in range(1, len(names))]
-    rename = {f"c{i}": name for i, name in enumerate(names)}
-    return msgspec.json.Decoder(msgspec.defstruct("Columns", fields, rename=rename, gc=False))
-
-
-def _all_columns(folder: Path, faults: Faults) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {"step": []}
-    for num_rows, row in enumerate(read_rows(folder, faults)):
-        for name in row:
-            if name not in columns:
-                columns[name] = [None] * num_rows
-        for name, column in columns.items():
-            column.append(row.get(name))
-    return columns

@@ -1,12 +1,12 @@
 """Whether the process that wrote a run is still there.
 
 A status field lies after kill -9, and a pid lies after it is handed out again, so a process is known by host, boot,
-pid namespace, pid and the moment it started. From another machine only the heartbeat can be seen; then the answer is
-how long it has been silent, and not a guess.
+pid namespace, pid and the moment it started. From another machine only the heartbeat can be seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -18,7 +18,7 @@ HEARTBEAT = "heartbeat"
 
 
 class Liveness(NamedTuple):
-    """`word` is running, vanished or silent; `text` says why in words."""
+    """`word` is running, vanished or silent; `text` says why."""
 
     word: str
     text: str
@@ -26,20 +26,13 @@ class Liveness(NamedTuple):
 
 def this_process() -> dict[str, Any]:
     pid = os.getpid()
-    return {
-        "pid": pid,
-        "host": socket.gethostname(),
-        "boot_id": boot_id(),
-        "namespace": _namespace(),
-        "started": start_time(pid),
-    }
-
-
-def boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None  # not Linux
+    namespace = boot_id = None  # not Linux
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    with contextlib.suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = socket.gethostname()
+    return {"pid": pid, "host": host, "boot_id": boot_id, "namespace": namespace, "started": start_time(pid)}
 
 
 def start_time(pid: int) -> int | None:
@@ -57,57 +50,41 @@ def liveness(process: dict[str, Any] | None, heartbeat: float | None) -> Livenes
     if not process or not isinstance(process.get("pid"), int):
         return _by_heartbeat("an unknown host", heartbeat)
     here = this_process()
-    host = str(process.get("host"))
+    pid, host = process["pid"], str(process.get("host"))
     if host != here["host"]:
         return _by_heartbeat(f"host {host}", heartbeat)
     if process.get("boot_id") != here["boot_id"]:
-        booted = _boot_time()
+        booted = None
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/stat").read_text().splitlines()
+            booted = next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
         if heartbeat is not None and booted is not None and heartbeat > booted:
             return _by_heartbeat(f"another machine named {host}", heartbeat)
         return Liveness("vanished", f"{host} was restarted while it ran")
     if process.get("namespace") != here["namespace"]:
         return _by_heartbeat(f"another container on {host}", heartbeat)
-    if _is_alive(process["pid"], process.get("started")):
-        return Liveness("running", f"process {process['pid']} on {host}")
-    return Liveness("vanished", f"process {process['pid']} on {host} is gone")
+    if here["boot_id"] is not None:
+        now, started = start_time(pid), process.get("started")
+        is_alive = now is not None and (started is None or now == started)
+    else:  # no /proc: all that can be asked is whether the number is in use
+        try:
+            os.kill(pid, 0)
+            is_alive = True
+        except ProcessLookupError:
+            is_alive = False
+        except PermissionError:
+            is_alive = True
+    if is_alive:
+        return Liveness("running", f"process {pid} on {host}")
+    return Liveness("vanished", f"process {pid} on {host} is gone")
 
 
 def _by_heartbeat(where: str, heartbeat: float | None) -> Liveness:
     from rung.units import duration
 
     if heartbeat is None:
-        return Liveness("silent", f"on {where}, which cannot be seen from here; it never gave a sign of life")
+        return Liveness("silent", f"on {where}, which cannot be seen from here; it never sent a heartbeat")
     age_s = max(0.0, time.time() - heartbeat)
     if age_s < SILENT_S:
         return Liveness("running", f"on {where}, last sign of life {duration(age_s)} ago")
     return Liveness("silent", f"on {where}, which cannot be seen from here; silent for {duration(age_s)}")
-
-
-def _is_alive(pid: int, started: int | None) -> bool:
-    if boot_id() is not None:
-        now = start_time(pid)
-        return now is not None and (started is None or now == started)
-    try:  # no /proc: all that can be asked is whether the number is in use
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _namespace() -> str | None:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None
-
-
-def _boot_time() -> float | None:
-    try:
-        for line in Path("/proc/stat").read_text().splitlines():
-            if line.startswith("btime "):
-                return float(line.split()[1])
-    except OSError:
-        pass
-    return None

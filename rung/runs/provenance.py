@@ -1,26 +1,28 @@
 """The code of a run, exactly as it was: committed or not, tracked or not.
 
-Inside git the whole working tree becomes a commit under refs/rung/<experiment>/<n>, so the code diff of two runs is
-`git diff`. It is made with an index of its own: the user's index, branch and status stay as they were. Ignored files,
-the runs folder, large untracked files and untracked files that look like secrets stay out; all but the first two are
-listed. Outside git it is an archive (codetar).
-
-A snapshot that fails never ends a run: `snapshot` returns what it could do, with the reason under `warning`.
+Inside git the whole working tree becomes a commit under refs/rung/<uid of the run>, made with an index of its own: the
+user's index, branch and status stay as they were. Large untracked files and those that look like secrets stay out, and
+are listed. Outside git it is an archive of the source-like files; the same files give the same bytes, so two archives
+can be compared by hash. A snapshot that fails never ends a run: the reason is under `warning`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import gzip
+import hashlib
+import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rung.runs import codetar
+from rung.files import write_whole
 
 UNTRACKED_BYTES = 20_000_000  # one untracked file
 _UNTRACKED_TOTAL_BYTES = 200_000_000
@@ -29,6 +31,16 @@ _NUM_LISTED = 200
 _GIT_TIMEOUT_S = 60.0
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "credentials.json")
 _QUIET = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.safecrlf=false")
+_SOURCE_SUFFIXES = frozenset(
+    {".py", ".pyi", ".pyx", ".ipynb", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".md", ".rst", ".txt", ".sh"}
+    | {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".js", ".ts", ".html", ".css", ".sql", ".lock"}
+)
+_SOURCE_NAMES = frozenset({"Makefile", "Dockerfile", "LICENSE"})
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv", "site-packages", "build", "dist", "wandb"})
+# A run started in a home folder must not spend minutes packing it.
+_FILE_BYTES = 1_000_000
+_TOTAL_BYTES = 50_000_000
+_NUM_SEEN = 50_000
 _EMPTY_TREE = {40: "4b825dc642cb6eb9a060e54bf8d69288fbee4904"}  # by length of a hash; git knows it without storing it
 
 
@@ -36,18 +48,23 @@ class SnapshotError(Exception):
     """Why there is no snapshot; never leaves this module."""
 
 
-def snapshot(code_root: Path, run_folder: Path, name: str, exclude: Sequence[Path] = ()) -> dict[str, Any]:
-    """Keeps the code below `code_root` for the run `name` ("piano/7"); returns what run.json holds under `code`."""
+def snapshot(
+    code_root: Path, run_folder: Path, name: str, exclude: Sequence[Path] = (), run_id: str = ""
+) -> dict[str, Any]:
+    """Keeps the code below `code_root` as `name`, the uid of the run; returns what run.json holds under `code`.
+
+    A resumed run keeps the code of each attempt: `name` is then the uid and the attempt, "40d4dc21....1".
+    """
     warning = None
     try:
         tree = WorkingTree.find(code_root)
         if tree is not None:
-            return tree.keep(f"refs/rung/{name}", exclude)
+            return tree.keep(f"refs/rung/{name}", exclude, f"rung: the code of {run_id or name}")
     except (SnapshotError, OSError) as error:
         warning = f"no git snapshot: {error}"
-    attempt = name.rpartition("/")[2].partition(".")[2]  # piano/7.1 is the second attempt of piano/7
+    attempt = name.rpartition("/")[2].partition(".")[2]
     try:
-        code = codetar.pack(code_root, run_folder / (f"code.{attempt}.tar.gz" if attempt else "code.tar.gz"), exclude)
+        code = pack(code_root, run_folder / (f"code.{attempt}.tar.gz" if attempt else "code.tar.gz"), exclude)
     except (OSError, ValueError) as error:
         return {"kind": "none", "warning": "; ".join(filter(None, [warning, f"no archive: {error}"]))}
     return {**code, "warning": warning} if warning else code
@@ -74,7 +91,7 @@ class WorkingTree:
         if found.returncode != 0:
             if b"not a git repository" in found.stderr or b"work tree" in found.stderr:
                 return None
-            raise SnapshotError(_words(found.stderr))
+            raise SnapshotError(_first_line(found.stderr))
         top = Path(os.fsdecode(found.stdout).rstrip("\n"))
         tree = cls(top)
         inside = tree._inside([folder])
@@ -82,7 +99,7 @@ class WorkingTree:
         return None if is_ignored else tree
 
     def git(self, *args: str, stdin: bytes | None = None, check: bool = True) -> subprocess.CompletedProcess[bytes]:
-        command = ["git", "-C", str(self.top), *(word for key in _QUIET for word in ("-c", key)), *args]
+        command = ["git", "-C", str(self.top), *(arg for key in _QUIET for arg in ("-c", key)), *args]
         try:
             done = subprocess.run(
                 command, input=stdin or b"", capture_output=True, env=self.env, timeout=_GIT_TIMEOUT_S, check=False
@@ -90,27 +107,26 @@ class WorkingTree:
         except subprocess.TimeoutExpired as error:
             raise SnapshotError(f"git {args[0]} took longer than {_GIT_TIMEOUT_S:.0f} s") from error
         if check and done.returncode != 0:
-            raise SnapshotError(f"git {args[0]}: {_words(done.stderr)}")
+            raise SnapshotError(f"git {args[0]}: {_first_line(done.stderr)}")
         return done
 
     def ask(self, *args: str, stdin: bytes | None = None) -> str:
         return os.fsdecode(self.git(*args, stdin=stdin).stdout).strip()
 
-    def keep(self, ref: str, exclude: Sequence[Path]) -> dict[str, Any]:
+    def keep(self, ref: str, exclude: Sequence[Path], message: str) -> dict[str, Any]:
+        """Commits the working tree under `ref`; returns what run.json holds of it."""
         head = os.fsdecode(self.git("rev-parse", "-q", "--verify", "HEAD^{commit}", check=False).stdout).strip() or None
         inside = self._inside(exclude)
-        with tempfile.TemporaryDirectory(prefix="rung-index-") as folder:
-            self.env["GIT_INDEX_FILE"] = os.path.join(folder, "index")
-            try:
-                left_out = self._fill_index(folder, inside)
-                tree = self.ask("write-tree")
-            finally:
-                del self.env["GIT_INDEX_FILE"]
-        changed = self._changed(head, tree, inside)
+        tree, left_out = self._write_tree(inside)
+        # What differs from HEAD, as "M path", "A path" or "D path".
+        before = head or _EMPTY_TREE.get(len(tree)) or self.ask("mktree")
+        listed = self.git("diff-tree", "-r", "--name-status", "--no-renames", "-z", before, tree).stdout
+        parts = os.fsdecode(listed).split("\0")
+        pairs = zip(parts[0::2], parts[1::2])
+        changed = [f"{letter} {name}" for letter, name in pairs if not _is_below(name, inside)]
         if head and tree == self.ask("rev-parse", f"{head}^{{tree}}"):
             commit = head
         else:
-            message = f"rung: the code of {ref.removeprefix('refs/rung/')}"
             commit = self.ask("commit-tree", tree, *(["-p", head] if head else []), "-m", message)
         return {
             "kind": "git",
@@ -125,33 +141,37 @@ class WorkingTree:
             "num_left_out": len(left_out),
         }
 
-    def _fill_index(self, folder: str, inside: Sequence[str]) -> list[str]:
-        """Puts the working tree into the temporary index; returns what it left out, each with the reason."""
-        index = Path(folder, "index")
-        env_index = self.env.pop("GIT_INDEX_FILE")
+    def _write_tree(self, inside: Sequence[str]) -> tuple[str, list[str]]:
+        """The working tree as a tree of git, and what it leaves out, each with the reason."""
         users = self.top / self.ask("rev-parse", "--git-path", "index")
-        self.env["GIT_INDEX_FILE"] = env_index
-        # The user's index knows which files have not changed, so git need not read them all. The copy keeps its time:
-        # a file edited in the second in which the index was written is told by that.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy2(users, index)
-        flagged = [line[2:] for line in self.git("ls-files", "-v", "-z").stdout.split(b"\0") if line[:1].islower()]
-        if flagged:
-            # "Assume unchanged" hides edits, and hidden edits are the ones we are here for. Taken out and put in again,
-            # so that they are read: git has not looked at their times since they were hidden.
-            listed = b"\0".join(flagged) + b"\0"
-            self.git("update-index", "--force-remove", "-z", "--stdin", stdin=listed)
-            self.git("update-index", "--add", "--remove", "-z", "--stdin", stdin=listed)
-        self.git("add", "-u", ".")
-        if inside:
-            self.git("rm", "-r", "-q", "--cached", "--ignore-unmatch", "--", *(f":(literal){name}" for name in inside))
-        names = self.git("ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0")
-        untracked = [os.fsdecode(name) for name in names if name]
-        taken, left_out = self._choose([name for name in untracked if not _is_below(name, inside)])
-        if taken:
-            listed = b"\0".join(map(os.fsencode, taken)) + b"\0"
-            self.git("update-index", "--add", "--remove", "-z", "--stdin", stdin=listed)
-        return left_out
+        with tempfile.TemporaryDirectory(prefix="rung-index-") as folder:
+            self.env["GIT_INDEX_FILE"] = os.path.join(folder, "index")
+            try:
+                # The user's index knows which files have not changed, so git need not read them all. The copy keeps its
+                # time, by which git recognises a file edited in the second in which the index was written.
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(users, self.env["GIT_INDEX_FILE"])
+                listed = self.git("ls-files", "-v", "-z").stdout.split(b"\0")
+                flagged = [line[2:] for line in listed if line[:1].islower()]
+                # "Assume unchanged" hides edits, and hidden edits are the ones we are here for. Taken out and put in
+                # again, so that they are read: git has not looked at their times since they were hidden.
+                self._update_index(flagged, "--force-remove")
+                self._update_index(flagged, "--add", "--remove")
+                self.git("add", "-u", ".")
+                if inside:
+                    paths = [f":(literal){name}" for name in inside]
+                    self.git("rm", "-r", "-q", "--cached", "--ignore-unmatch", "--", *paths)
+                others = self.git("ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0")
+                untracked = [name for name in map(os.fsdecode, filter(None, others)) if not _is_below(name, inside)]
+                taken, left_out = self._choose(untracked)
+                self._update_index([os.fsencode(name) for name in taken], "--add", "--remove")
+                return self.ask("write-tree"), left_out
+            finally:
+                del self.env["GIT_INDEX_FILE"]
+
+    def _update_index(self, names: Sequence[bytes], *options: str) -> None:
+        if names:
+            self.git("update-index", *options, "-z", "--stdin", stdin=b"\0".join(names) + b"\0")
 
     def _choose(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Which untracked files to take: sources first, then the small ones, up to the limits."""
@@ -165,7 +185,7 @@ class WorkingTree:
                 left_out.append(f"{name} (looks like a secret)")
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    sized.append((not codetar.is_source(base), os.lstat(self.top / name).st_size, name))
+                    sized.append((not is_source(base), os.lstat(self.top / name).st_size, name))
         taken: list[str] = []
         total = 0
         for _, size, name in sorted(sized):
@@ -183,16 +203,8 @@ class WorkingTree:
         folders = [path.resolve() for path in exclude]
         return [f.relative_to(self.top).as_posix() for f in folders if f != self.top and f.is_relative_to(self.top)]
 
-    def _changed(self, head: str | None, tree: str, inside: Sequence[str]) -> list[str]:
-        """What differs from HEAD, as "M path", "A path" or "D path"."""
-        before = head or _EMPTY_TREE.get(len(tree)) or self.ask("mktree")
-        words = os.fsdecode(self.git("diff-tree", "-r", "--name-status", "--no-renames", "-z", before, tree).stdout)
-        parts = words.split("\0")
-        pairs = zip(parts[0::2], parts[1::2])
-        return [f"{letter} {name}" for letter, name in pairs if not _is_below(name, inside)]
-
     def _make_ref(self, ref: str, commit: str) -> str:
-        """Creates the ref and never moves one: another runs folder of the same checkout may have used the name."""
+        """Creates the ref and never moves one: a copy of the run may have been resumed before, and has the same uid."""
         zeros = "0" * len(commit)
         short = f"{ref}-{commit[:12]}"
         for name in (ref, short, *(f"{short}-{number}" for number in range(2, 10))):
@@ -205,6 +217,66 @@ def _is_below(name: str, folders: Sequence[str]) -> bool:
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
-def _words(stderr: bytes) -> str:
+def _first_line(stderr: bytes) -> str:
     lines = [line for line in os.fsdecode(stderr).splitlines() if line.strip()]
-    return lines[0].removeprefix("fatal: ") if lines else "failed without a word"
+    return lines[0].removeprefix("fatal: ") if lines else "failed without a message"
+
+
+def is_source(name: str) -> bool:
+    return name in _SOURCE_NAMES or os.path.splitext(name)[1].lower() in _SOURCE_SUFFIXES
+
+
+def pack(root: Path, out: Path, exclude: Sequence[Path] = ()) -> dict[str, Any]:
+    """Archives the source-like files below `root` in `out`; returns what run.json holds of it."""
+    left_out: list[str] = []
+    buffer = io.BytesIO()
+    num_files = total = 0
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in _sources(root, [p.resolve() for p in exclude], left_out):
+            name = path.relative_to(root).as_posix()
+            try:
+                data = path.read_bytes()
+            except OSError:
+                left_out.append(f"{name} (cannot be read)")
+                continue
+            if len(data) > _FILE_BYTES or total + len(data) > _TOTAL_BYTES:
+                left_out.append(f"{name} (too large)")
+                continue
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+            num_files, total = num_files + 1, total + len(data)
+    data = buffer.getvalue()
+    write_whole(out, data)
+    return {
+        "kind": "tar",
+        "file": out.name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "num_files": num_files,
+        "left_out": left_out[:200],
+    }
+
+
+def _sources(root: Path, exclude: Sequence[Path], left_out: list[str]) -> Iterator[Path]:
+    num_seen = 0
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if {"manifest.json", "index.jsonl"} <= set(names):  # prepared data
+            folders.clear()
+            continue
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name not in _SKIPPED_FOLDERS and (here / name).resolve() not in exclude
+        )
+        for name in sorted(names):
+            num_seen += 1
+            if num_seen > _NUM_SEEN:
+                left_out.append(f"all after {num_seen - 1} files ({here} and beyond)")
+                return
+            path = here / name
+            if not name.startswith(".") and is_source(name) and path.is_file() and not path.is_symlink():
+                yield path

@@ -1,12 +1,9 @@
 """Reads runs: finds them by name, lists them, and says honestly how each stands.
 
-Listing reads one run.json per run and nothing else. Rows, events and files are read when asked for. What a Run says
-about a run in progress was true when it was asked. The only files that reading leaves behind are derived ones: columns
-and summaries of the rows (columns.py), where a summary or a series is asked for; and `.config.json`, config.yaml in a
-form that is read many times as fast, where many runs are listed.
-
-The surprising thing: `status` is not the word in run.json. A run that recorded itself as running is checked against the
-process, and may turn out to have vanished (process.py).
+Listing reads one run.json per run and nothing else. Reading leaves only derived files behind: copies of the rows by
+column (columns.py), and `.config.json`, which is read many times as fast as config.yaml. Two things differ from
+run.json: a run that recorded itself as running may turn out to have vanished (process.py), and its parent, or the base
+of its A/B, is named by the id that run has now (`_follow_moves`).
 """
 
 from __future__ import annotations
@@ -23,19 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.errors import CheckpointError, RunError
-from rung.runs.arrays import Arrays, read_arrays, read_lists, read_series
-from rung.runs.columns import Progress, summaries
-from rung.runs.files import from_json, read_json, read_lines, to_json
+from rung.runs.columns import Arrays, Progress, read_arrays, read_lists, read_series, summaries
+from rung.runs.files import from_json, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
-from rung.runs.process import Liveness, liveness
-from rung.runs.record import STATUSES, heartbeat_of, read_document
+from rung.runs.process import Liveness
+from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
+from rung.runs.renamed import current_config, current_sources
 from rung.runs.summary import Summary
 
 if TYPE_CHECKING:
     from rung.runs.series import Series
 
 ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
-# Fields of run.json that readers go into. Whoever mended one by hand, or a tool that did, may have left anything there.
+# Fields of run.json that readers go into. Whoever edited one by hand may have left anything there.
 _SHAPES: dict[str, type] = {
     "id": str, "derived": dict, "best": dict, "ab": dict, "code": dict, "process": dict, "versions": dict,
     "totals": dict, "imported": dict, "tags": list, "segments": list, "command": list, "last_step": int,
@@ -46,24 +43,46 @@ _REF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:/([0-9]+|last|best))?/?")
 class Run:
     """One run on disk. `document` is its run.json."""
 
+    stop_signal: int = 0  # what stopped it, where this process trained it
+
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
         for name, shape in _SHAPES.items():
             value = document.get(name)
             if not isinstance(value, shape) and (value is not None or name == "id"):
                 what = f"{name} is {type(value).__name__}, not {shape.__name__}"
-                raise RunError(f"{path / 'run.json'} is damaged: {what}; mend or remove it.")
+                raise RunError(f"{path / 'run.json'} is damaged: {what}; fix or remove it.", code="run-damaged")
         self.path = path
         self.document = document
         self.id: str = document["id"]
         self._config: dict[str, Any] | None = None
         self._summary: dict[str, Summary] | None = None
 
+    def __repr__(self) -> str:
+        parts = [self.status, "" if self.step is None else f"step {self.step}"]
+        if isinstance(loss := (self.best or {}).get("loss"), int | float):
+            parts.append(f"best loss {loss:.4f}")
+        return f"<Run {self.id}: {', '.join(filter(None, parts))}>"
+
+    def _repr_html_(self) -> str:
+        from rung.report.blocks import Table
+        from rung.report.html import fragment
+        from rung.report.table import value_text
+
+        best = self.best or {}
+        rows = {
+            "status": f"{self.status_text}{': ' + str(self.document['reason']) if self.document.get('reason') else ''}",
+            "step": self.step,
+            "best": f"{value_text(best.get('loss'))} on {best.get('set')} at step {best.get('step')}" if best else None,
+            "why": self.document.get("why"),
+            "tags": self.document.get("tags") or None,
+            "folder": str(self.path),
+        }
+        shown = {name: v if isinstance(v, str) else value_text(v) for name, v in rows.items() if v is not None}
+        return fragment(Table(["run", self.id], list(map(list, shown.items()))))
+
     @cached_property
     def _liveness(self) -> Liveness:
-        recorded = str(self.document.get("status"))
-        if recorded != "running":
-            return Liveness(recorded, recorded)
-        return liveness(self.document.get("process"), heartbeat_of(self.path))
+        return liveness_of(self.path, self.document)
 
     @property
     def status(self) -> str:
@@ -72,7 +91,7 @@ class Run:
 
     @property
     def status_text(self) -> str:
-        """The status with its reason, in words."""
+        """The status with its reason."""
         word, text = self._liveness
         return word if word == text else f"{word} ({text})"
 
@@ -94,12 +113,12 @@ class Run:
     def config(self, keep: bool = False) -> dict[str, Any]:
         """The resolved configuration, as a tree; with `keep` a quick copy of it is left for the next listing."""
         if self._config is None:  # it is written once, before the first step
-            self._config = read_config(self.path, keep)
+            self._config = current_config(read_config(self.path, keep), self.document.get("recipe"))
         return self._config
 
     def sources(self) -> dict[str, str]:
         """Dotted key -> who set it."""
-        return self._json("config.sources.json")
+        return current_sources(self._json("config.sources.json"), self.document.get("recipe"))
 
     def data(self) -> dict[str, Any]:
         return self._json("data.json")
@@ -109,11 +128,11 @@ class Run:
         return self._json("definitions.json")
 
     def initial_weights(self) -> dict[str, Any]:
-        """Name of each parameter -> shape and checksum before the first update; empty where nobody noted them."""
+        """Name of each parameter -> shape and checksum before the first update; empty where they were not recorded."""
         return self._json("init.json")
 
     def notes(self) -> list[dict[str, Any]]:
-        """text and unix_s of what people wrote beside the run and did not take back, oldest first."""
+        """text and unix_s of what people noted and did not undo, oldest first."""
         kept: list[dict[str, Any]] = []
         for event in self.events():
             if event.get("kind") == "note":
@@ -131,7 +150,7 @@ class Run:
         return self._json(parts[-1].get("env") or "env.json")
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """Everything that happened, in order, also what a resume did again; broken lines are passed over."""
+        """Everything that happened, in order, also what a resume did again; broken lines are skipped."""
         file = self.path / "events.ndjson"
         try:
             for line in read_lines(file):
@@ -142,7 +161,7 @@ class Run:
                 if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
                     yield event
         except OSError as error:
-            raise RunError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+            raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
 
     def evals(self) -> list[dict[str, Any]]:
         """step, set, loss and further metrics of the evals that count: what a resume did again replaces what had been.
@@ -162,7 +181,7 @@ class Run:
                 continue
             for name, values in results.items() if isinstance(results, dict) else ():
                 if isinstance(values, dict):
-                    # A loop may tell of an eval in several calls; one that was done again replaces all of them.
+                    # A loop may report an eval in several calls; one that was done again replaces all of them.
                     before = found.get((step, name), {}) if taken.get((step, name)) == segment else {}
                     of = {"step": step, "set": name}
                     found[step, name] = {**of, **before, **values, **of}
@@ -197,11 +216,11 @@ class Run:
         with self._reading_rows():
             found = read_series(self.path / "metrics", name)
         if not len(found) and name not in (known := self.names()):
-            raise RunError(f"{self.id} recorded no {name}; {nearest(name, known)}")
+            raise RunError(f"{self.id} recorded no {name}; {nearest(name, known)}", code="no-metric")
         return found
 
     def arrays(self, names: Sequence[str]) -> Arrays:
-        """Several metrics at once, as numpy arrays; an empty column where nobody recorded one."""
+        """Several metrics at once, as numpy arrays; an empty column where a metric was not recorded."""
         with self._reading_rows():
             return read_arrays(self.path / "metrics", names)
 
@@ -217,7 +236,7 @@ class Run:
     def checkpoints(self) -> list[str]:
         """Names of the whole checkpoints, oldest first; one without a manifest is not whole."""
         names = [p.name for p in _folders(self.path / "checkpoints") if (p / "manifest.json").is_file()]
-        return sorted(names, key=_by_number)
+        return sorted(names, key=lambda name: (int((re.search(r"\d+", name) or ["-1"])[0]), name))
 
     def pinned(self) -> list[int]:
         """Steps of the checkpoints that are kept for good."""
@@ -233,7 +252,7 @@ class Run:
 
     def disk_bytes(self) -> int:
         """Bytes of all files below the run, hard links counted once."""
-        from rung.runs.house.disk import bytes_below
+        from rung.runs.maintenance.disk import bytes_below
 
         return bytes_below(self.path)
 
@@ -242,8 +261,7 @@ class Run:
         try:
             yield
         except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise RunError(f"the rows of {self.path} cannot be read: {what}.") from error
+            raise RunError(f"the rows of {self.path} cannot be read: {reason(error)}.", code="cannot-read") from error
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -251,7 +269,7 @@ class Run:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {error}.") from error
+            raise RunError(f"{self.path / name} cannot be read: {error}.", code="run-damaged") from error
         return value if isinstance(value, dict) else {}
 
 
@@ -264,12 +282,17 @@ def open_run(ref: str | Path, root: Path) -> Run:
     """The run of "piano/7", "piano" or "piano/last" (the latest), "piano/best" (lowest best loss), or of a path."""
     match = _REF.fullmatch(str(ref)) if isinstance(ref, str) else None
     if match and (root / match[1]).is_dir():
-        return _in_experiment(root, match[1], match[2] or "last")
+        run = _in_experiment(root, match[1], match[2] or "last")
+        _follow_moves([run], root)
+        return run
     path = Path(ref).expanduser()
     if (path / "run.json").is_file():
-        return Run(path.resolve(), read_document(path))
+        run = Run(path.resolve(), read_document(path))
+        if run.id == f"{run.path.parent.name}/{run.path.name}":  # else it does not lie in a runs folder
+            _follow_moves([run], run.path.parent.parent)
+        return run
     if match is None and path.exists():
-        raise RunError(f"{path} is not a run: it has no run.json.")
+        raise RunError(f"{path} is not a run: it has no run.json.", code="no-run")
     raise _unknown(str(ref), root)
 
 
@@ -280,9 +303,15 @@ def ref(path: Path, run_id: str) -> str:
 
 
 def list_runs(root: Path, experiment: str | None = None, problems: list[str] | None = None) -> list[Run]:
-    """Every run, by experiment and number. A run that cannot be read is told in `problems`, or raises without it."""
+    """Every run, by experiment and number. A run that cannot be read is named in `problems`, or raises without it."""
     if experiment is not None and not (root / experiment).is_dir():
         raise _unknown(experiment, root)
+    runs = _read_runs(root, experiment, problems)
+    _follow_moves(runs, root, is_all=experiment is None)
+    return runs
+
+
+def _read_runs(root: Path, experiment: str | None, problems: list[str] | None) -> list[Run]:
     runs: list[Run] = []
     for name in [experiment] if experiment is not None else experiments(root):
         for number in numbers_in(root / name):
@@ -296,6 +325,37 @@ def list_runs(root: Path, experiment: str | None = None, problems: list[str] | N
                     raise
                 problems.append(str(error))
     return runs
+
+
+def is_same_run(run: Run, uid: str | None) -> bool:
+    """Whether a run is the one that a reference means; older references have no uid, and the name has to do."""
+    return not uid or run.document.get("uid") == uid
+
+
+def _follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None:
+    """Makes each run name its parent, and the base of its A/B, as they are called now.
+
+    run.json holds the uid of the other run beside its id of that time. Runs of an older rung hold the id alone; a run
+    that was moved since still knows that it had it. All runs are read only where a run is not where its id says.
+    """
+    there = {run.id: run.document for run in runs}
+    ids_now: dict[str, str] | None = None  # by uid, and by former id
+    for run in runs:
+        for holder, key in ((run.document, "parent"), (run.document.get("ab"), "base")):
+            name = holder.get(key) if holder else None
+            if not holder or not isinstance(name, str):
+                continue
+            uid = holder.get(f"{key}_uid")
+            if name not in there:
+                there[name] = read_leniently(root / name)
+            if there[name] and (not uid or there[name].get("uid") == uid):
+                continue
+            if ids_now is None:
+                ids_now = {}
+                for other in runs if is_all else _read_runs(root, None, []):
+                    for known in (other.document.get("uid"), *former_ids(other.document)):
+                        ids_now.setdefault(str(known), other.id)
+            holder[key] = ids_now.get(str(uid or name), name)
 
 
 def experiments(root: Path) -> list[str]:
@@ -313,9 +373,18 @@ def read_config(path: Path, keep: bool = False) -> dict[str, Any]:
             found = read_json(copy)
             if found["of"] == mark and isinstance(found["config"], dict):
                 return found["config"]
-        tree = _yaml(file)
+        data = file.read_bytes()
     except OSError as error:
-        raise RunError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+        raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        tree = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        to_json(tree)  # raises where an alias leads into itself: walking such a tree never ends
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        message = f"{file} cannot be read: {' '.join(str(error).split())}."
+        raise RunError(message, code="run-damaged") from error
+    tree = tree if isinstance(tree, dict) else {}
     if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
         with contextlib.suppress(OSError):
             beside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
@@ -324,84 +393,59 @@ def read_config(path: Path, keep: bool = False) -> dict[str, Any]:
     return tree
 
 
-def _yaml(file: Path) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        tree = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        to_json(tree)  # an alias may lead into itself, and whoever walks the tree would never come back
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
-    return tree if isinstance(tree, dict) else {}
-
-
 def nearest(name: str, known: Sequence[str]) -> str:
     """What somebody may have meant: the end of a sentence."""
     if not known:
         return "there are none."
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [k for k in known if name and name in k][:3]
-    return (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else '.'}"
-    )
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else '.'}"
 
 
 def _in_experiment(root: Path, experiment: str, which: str) -> Run:
-    if which.isdecimal():
-        path = root / experiment / str(int(which))
+    numbers = numbers_in(root / experiment)
+    if which == "best":
+        losses = {run: (run.best or {}).get("loss") for run in list_runs(root, experiment, [])}
+        finite = {run: loss for run, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)}
+        if not finite:
+            message = f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment})."
+            raise RunError(message, code="no-run")
+        return min(finite, key=lambda run: finite[run])
+    for number in reversed(numbers) if which == "last" else [int(which)]:
+        path = root / experiment / str(number)
         if (path / "run.json").is_file():
             return Run(path, read_document(path))
-        moved = now_called(root, f"{experiment}/{int(which)}")
-        if moved is not None:
-            raise RunError(f"{experiment}/{which} is now {moved}: it was moved.")
-        numbers = numbers_in(root / experiment)
-        raise RunError(f"there is no {experiment}/{which}; {experiment} has {_span(numbers)} (rung ls {experiment}).")
     if which == "last":
-        for number in reversed(numbers_in(root / experiment)):
-            path = root / experiment / str(number)
-            if (path / "run.json").is_file():
-                return Run(path, read_document(path))
         moved = now_called(root, experiment)
         if moved is not None:
-            raise RunError(f"the runs of {experiment} were moved, one of them to {moved} (rung ls lists all).")
-        raise RunError(f"{experiment} has no runs under {root} yet.")
-    scored = [(_loss(run), run) for run in list_runs(root, experiment, [])]
-    scored = [(loss, run) for loss, run in scored if math.isfinite(loss)]
-    if not scored:
-        raise RunError(f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment}).")
-    return min(scored, key=lambda pair: pair[0])[1]
+            message = f"the runs of {experiment} were moved, one of them to {moved} (rung ls lists all)."
+            raise RunError(message, code="run-moved")
+        raise RunError(f"{experiment} has no runs under {root} yet.", code="no-run")
+    moved = now_called(root, f"{experiment}/{int(which)}")
+    if moved is not None:
+        raise RunError(f"{experiment}/{which} is now {moved}: it was moved.", code="run-moved")
+    there = f"runs {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"run {numbers[0]}" if numbers else "no runs"
+    raise RunError(f"there is no {experiment}/{which}; {experiment} has {there} (rung ls {experiment}).", code="no-run")
 
 
 def now_called(root: Path, name: str) -> str | None:
     """The id of the run that had this one before `rung mv`, or for an experiment that of one of its runs."""
     found = None
     for run in list_runs(root, problems=[]):
-        formerly = run.document.get("formerly")
-        for old in formerly if isinstance(formerly, list) else ():
-            if name in (old, str(old).rpartition("/")[0]):
-                found = run.id
+        if any(name in (old, old.rpartition("/")[0]) for old in former_ids(run.document)):
+            found = run.id
     return found
-
-
-def _loss(run: Run) -> float:
-    loss = (run.best or {}).get("loss")
-    return float(loss) if isinstance(loss, int | float) else math.nan
 
 
 def _unknown(ref: str, root: Path) -> RunError:
     known = experiments(root)
     if not known:
-        return RunError(f"there is no run {ref}: no runs under {root}; name another folder with --runs or RUNG_RUNS.")
+        message = f"there is no run {ref}: no runs under {root}; name another folder with --runs or RUNG_RUNS."
+        return RunError(message, code="no-run")
     near = difflib.get_close_matches(ref.split("/")[0], known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the experiments are {', '.join(known[:8])}"
-    return RunError(f"there is no run {ref} under {root}; {hint} (rung ls lists all).")
-
-
-def _span(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "no runs"
-    return f"run {numbers[0]}" if len(numbers) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
+    return RunError(f"there is no run {ref} under {root}; {hint} (rung ls lists all).", code="no-run")
 
 
 def _folders(path: Path) -> list[Path]:
@@ -415,8 +459,3 @@ def _folders(path: Path) -> list[Path]:
 def numbers_in(folder: Path) -> list[int]:
     """The numbered folders of an experiment; 007 is not the name of a run."""
     return sorted({int(path.name) for path in _folders(folder) if path.name.isdecimal()})
-
-
-def _by_number(name: str) -> tuple[int, str]:
-    digits = re.search(r"\d+", name)
-    return (int(digits[0]) if digits else -1, name)

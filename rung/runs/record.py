@@ -1,11 +1,8 @@
 """Writes a run: one folder, `<root>/<experiment>/<n>`, that says what ran and what happened.
 
 A run exists once its run.json does; that file comes last, so a start that fails leaves nothing behind. Numbers are
-claimed by mkdir and never given twice, also after a run was deleted. What the numbers mean is left to the engine, and
-reading to query. For one process, rank 0.
-
-The surprising thing: run.json is read again before each change, under a lock, because `rung note` may have written a
-verdict into it while the run was going on.
+claimed by mkdir and never given twice. A run's id is where its folder lies, so a rename changes it; whatever refers to
+a run uses its uid. run.json is read again under a lock before each change, because others may write a verdict into it.
 """
 
 from __future__ import annotations
@@ -26,20 +23,21 @@ from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
 from rung.runs.environment import environment, version_of
-from rung.runs.files import LineFile, locked, plain, read_json, refused, to_json, write_json
+from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, last_row, next_segment
-from rung.runs.process import HEARTBEAT, liveness, this_process
+from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
 from rung.runs.provenance import snapshot
 from rung.runs.tables import TablesWriter
 
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBER = re.compile(r"[1-9][0-9]*")
 COUNTER = ".last"
 
 
 class Follower(Protocol):
-    """Who is told what a run records, right after it was written. Must neither raise nor wait."""
+    """Receives what a run records, right after it was written. Must neither raise nor wait."""
 
     def row(self, step: int, values: Mapping[str, Number]) -> None: ...
     def event(self, event: Mapping[str, Any]) -> None: ...
@@ -49,7 +47,7 @@ class Follower(Protocol):
 class Record:
     """An open run. `create` starts one, `reopen` continues one; `finish` ends it."""
 
-    def __init__(self, path: Path, document: dict[str, Any], segment: int) -> None:
+    def __init__(self, path: Path, document: dict[str, Any], segment: int, code: Mapping[str, Any]) -> None:
         self.path = path
         self.id = str(document["id"])
         self.segment = segment
@@ -63,6 +61,8 @@ class Record:
         self._next_beat = 0.0
         self._followers: list[Follower] = []
         self.beat()
+        if code.get("warning"):
+            self.event("warning", text=f"code snapshot: {code['warning']}")
 
     @classmethod
     def create(
@@ -81,6 +81,7 @@ class Record:
         definitions: Mapping[str, Any] = {},
         initial_weights: Mapping[str, Any] | None = None,
         parent: str | None = None,
+        parent_uid: str | None = None,
         why: str | None = None,
         tags: Sequence[str] = (),
         code_root: Path | None = None,
@@ -92,27 +93,33 @@ class Record:
         The code below `code_root` is kept with the run; without it none is, and run.json says so. `definitions` say
         what a metric counts ("eval/full_val": mask, ignored ids, reduction, eval set): two runs whose definitions of a
         metric differ cannot be compared by it. `initial_weights` are checksums by parameter name. `sweep` names the
-        sweep and the point that the run is of.
+        sweep and the point that the run is of. `parent_uid` is only needed where the parent is not under `root`.
         """
+        import yaml  # type: ignore[import-untyped]  # a quarter of the import time, and only a start needs it
+
         check_name(experiment)
         with claimed(root, experiment) as path:
             number = int(path.name)
-            write_whole(path / "config.yaml", _yaml(config))
+            text: str = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, default_flow_style=False)
+            write_whole(path / "config.yaml", text.encode())
             write_json(path / "config.sources.json", sources)
             write_json(path / "data.json", data)
             write_json(path / "definitions.json", definitions)
             if initial_weights is not None:
                 write_json(path / "init.json", initial_weights)
             write_json(path / "env.json", environment(device))
-            code = _code(path, f"{experiment}/{number}", root, code_root)
+            uid, run_id = uuid.uuid4().hex, f"{experiment}/{number}"
+            code = _code(path, uid, run_id, root, code_root)
             process, now = this_process(), utc_now()
+            versions = {"rung": __version__, "python": platform.python_version(), "torch": version_of("torch")}
             document = {
                 "schema": SCHEMA,
-                "uid": uuid.uuid4().hex,  # the same wherever the folder is copied or moved to
-                "id": f"{experiment}/{number}",
+                "uid": uid,  # the same wherever the folder is copied or moved to
+                "id": run_id,
                 "experiment": experiment,
                 "number": number,
-                "parent": parent,
+                "parent": parent,  # its id at this time; readers find it by the uid
+                "parent_uid": parent_uid or (read_leniently(root / parent).get("uid") if parent else None),
                 "why": why,
                 "verdict": None,
                 "tags": list(tags),
@@ -123,7 +130,7 @@ class Record:
                 "seed": seed,
                 "created": now,
                 "ended": None,
-                "versions": versions(),
+                "versions": versions,
                 "process": process,
                 "best": None,
                 "last_step": None,
@@ -133,9 +140,7 @@ class Record:
                 **({} if sweep is None else {"sweep": plain(sweep)}),
             }
             write_json(path / "run.json", document)
-            record = cls(path, plain(document), segment=0)
-            record._tell_of(code)
-        return record
+            return cls(path, plain(document), 0, code)
 
     @classmethod
     def reopen(
@@ -152,25 +157,27 @@ class Record:
         """
         path = path.resolve()
         read_document(path)  # a folder that is no run gets a sentence of its own
-        try:
-            with locked(path):
-                document = read_document(path)
-                _refuse_running(path, document)
-                number = max(next_segment(path / "metrics"), len(document["segments"]))
-                env_name = f"env.{number}.json"
-                write_json(path / env_name, environment(device))
-                code_root = code_root or _code_root(document)
-                code = _code(path, f"{document['id']}.{number}", path.parent.parent, code_root)
-                process, now = this_process(), utc_now()
-                segment = _segment(number, command, process, now, env_name, code)
-                document |= {"status": "running", "ended": None, "process": process, "last_step": _last_step(path)}
-                document["segments"] = [*document["segments"], segment]
-                write_json(path / "run.json", document)
-                record = cls(path, plain(document), segment=number)
-        except OSError as error:
-            raise refused(str(path), error) from error
-        record._tell_of(code)
-        return record
+        with writing(str(path)), locked(path):
+            document = read_document(path)
+            status, text = liveness_of(path, document)
+            if status == "running":
+                message = f"{document['id']} is still running ({text}); stop it first, or start a new run."
+                raise RunError(message, code="wrong-state")
+            number = max(next_segment(path / "metrics"), len(document["segments"]))
+            env_name = f"env.{number}.json"
+            write_json(path / env_name, environment(device))
+            root = (document.get("code") or {}).get("root")
+            if code_root is None and root and Path(root).is_dir():
+                code_root = Path(root)
+            name = f"{document.get('uid') or document['id']}.{number}"
+            code = _code(path, name, document["id"], path.parent.parent, code_root)
+            process, now, row = this_process(), utc_now(), last_row(path / "metrics")
+            segment = _segment(number, command, process, now, env_name, code)
+            last_step = None if row is None else int(row["step"])
+            document |= {"status": "running", "ended": None, "process": process, "last_step": last_step}
+            document["segments"] = [*document["segments"], segment]
+            write_json(path / "run.json", document)
+            return cls(path, plain(document), number, code)
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
         """One row of metrics: the update from state `step`, or an eval of that state; about 7 us, never buffered."""
@@ -178,7 +185,9 @@ class Record:
         self.last_step = step
         if not self._has_rows:
             self._has_rows = True
-            self._note_first(step)
+            # Where this segment begins, so that what it supersedes is known without opening the rows.
+            *before, part = self._document["segments"]
+            self.update(segments=[*before, {**part, "first_step": step}])
         self.beat()
         for follower in self._followers:
             follower.row(step, values)
@@ -195,7 +204,7 @@ class Record:
             follower.event(event)
 
     def follow(self, follower: Follower) -> None:
-        """From now on `follower` is told of each row and event."""
+        """From now on `follower` receives each row and event."""
         self._followers.append(follower)
 
     def update(self, **fields: Any) -> None:
@@ -203,7 +212,7 @@ class Record:
         self._document = amend(self.path, **fields)
 
     def rewind(self) -> None:
-        """Goes on in a new segment of this attempt: what it logs from now on replaces later steps of the old one."""
+        """Continues in a new segment of this attempt: what it logs from now on replaces later steps of the old one."""
         self._metrics.close()
         self._tables.close()
         self.segment = next_segment(self.path / "metrics")
@@ -226,7 +235,7 @@ class Record:
             follower.finish(status)
 
     def close(self) -> None:
-        """Lets go of the files without a word about the end; a run left like this is shown as vanished."""
+        """Closes the files without recording an end; a run left like this is shown as vanished."""
         self._metrics.close()
         self._tables.close()
         self._events.close()
@@ -237,34 +246,22 @@ class Record:
         if now < self._next_beat:
             return
         self._next_beat = now + 1.0
-        with contextlib.suppress(OSError):  # a full disk is told by the row that does not fit, not by this
+        with contextlib.suppress(OSError):  # a full disk is reported by the row that does not fit
             try:
                 os.utime(self._heartbeat)
             except FileNotFoundError:
                 self._heartbeat.touch()
 
     def add_sample(self, step: int, name: str, data: bytes, caption: str = "") -> Path:
-        """Keeps an artifact of state `step` and tells of it in the events."""
+        """Keeps an artifact of state `step` and records an event."""
         if not name or name != os.path.basename(name) or name.startswith("."):
             raise ValueError(f"{name!r} is not a plain file name for a sample")
         path = self.path / "samples" / f"{step:08d}" / name
-        try:
+        with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
-        except OSError as error:
-            raise refused(str(path), error) from error
         self.event("sample", step=step, path=path.relative_to(self.path).as_posix(), caption=caption)
         return path
-
-    def _note_first(self, step: int) -> None:
-        """Where this segment begins, so that what it supersedes is known without opening the rows."""
-        parts = [dict(part) for part in self._document["segments"]]
-        parts[-1]["first_step"] = step
-        self.update(segments=parts)
-
-    def _tell_of(self, code: Mapping[str, Any] | None) -> None:
-        if code and code.get("warning"):
-            self.event("warning", text=f"code snapshot: {code['warning']}")
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:
@@ -278,39 +275,73 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
 
 def amend(path: Path, **fields: Any) -> dict[str, Any]:
     """Replaces fields of a run's run.json and returns the whole; also for those who are not the run's process."""
-    try:
-        with locked(path):
-            document = {**read_document(path), **plain(fields)}
-            write_json(path / "run.json", document)
-    except OSError as error:
-        raise refused(str(path / "run.json"), error) from error
+    with writing(str(path / "run.json")), locked(path):
+        document = {**read_document(path), **plain(fields)}
+        write_json(path / "run.json", document)
     return document
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """run.json as a dict; RunError where it is missing, damaged or of a newer rung."""
+    """run.json with the id that its folder gives it; RunError where it is missing, damaged or of a newer rung."""
+    file = path / "run.json"
     try:
-        document = read_json(path / "run.json")
+        document = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{path} is not a run: it has no run.json.") from None
+        raise RunError(f"{path} is not a run: it has no run.json.", code="no-run") from None
     except OSError as error:
-        raise RunError(f"cannot read {path / 'run.json'}: {(error.strerror or str(error)).lower()}.") from error
+        raise RunError(f"cannot read {file}: {reason(error)}.", code="cannot-read") from error
     except ValueError as error:
-        raise RunError(f"{path / 'run.json'} is damaged: {error}.") from error
+        raise RunError(f"{file} is damaged: {error}.", code="run-damaged") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, int):
-        raise RunError(f"{path / 'run.json'} is damaged: it names no schema.")
+        raise RunError(f"{file} is damaged: it names no schema.", code="run-damaged")
     if schema > SCHEMA:
-        words = f"schema {schema}, this one reads up to {SCHEMA}"
-        raise RunError(f"{path} was written by a newer rung ({words}); upgrade rung.")
-    return document
+        known = f"schema {schema}, this one reads up to {SCHEMA}"
+        message = f"{path} was written by a newer rung ({known}); upgrade rung."
+        raise RunError(message, code="version-mismatch")
+    return named_by_folder(document, path)
 
 
-def heartbeat_of(path: Path) -> float | None:
-    try:
-        return os.stat(path / HEARTBEAT).st_mtime
-    except OSError:
-        return None
+def read_leniently(path: Path) -> dict[str, Any]:
+    """What a run.json says, also one of a newer rung; empty where it is damaged or not there."""
+    with contextlib.suppress(OSError, ValueError):
+        document = read_json(path / "run.json")
+        return named_by_folder(document, path) if isinstance(document, dict) else {}
+    return {}
+
+
+def named_by_folder(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The document of a run that lies in `<experiment>/<n>`, under that name.
+
+    run.json has another one where a folder was renamed by hand, or `rung mv` was killed before its rename: then the
+    name it was about to get is in `id`, and the present one in `formerly`.
+    """
+    folder, number = os.path.split(os.path.abspath(path))
+    experiment = os.path.basename(folder)
+    recorded, here = document.get("id"), f"{experiment}/{number}"
+    is_in_runs = _NUMBER.fullmatch(number) and _NAME.fullmatch(experiment)
+    if here == recorded or not isinstance(recorded, str) or not is_in_runs:
+        return document
+    known = former_ids(document)
+    formerly = [name for name in known if name != here] if here in known else [*known, recorded]
+    return {**document, "id": here, "experiment": experiment, "number": int(number), "formerly": formerly}
+
+
+def former_ids(document: Mapping[str, Any]) -> list[str]:
+    """Ids that a run had before it was moved, oldest first."""
+    formerly = document.get("formerly")
+    return [str(name) for name in formerly] if isinstance(formerly, list) else []
+
+
+def liveness_of(path: Path, document: Mapping[str, Any]) -> Liveness:
+    """The recorded status of a run; of one that recorded itself as running, what became of its process."""
+    recorded, process = str(document.get("status")), document.get("process")
+    if recorded != "running":
+        return Liveness(recorded, recorded)
+    heartbeat = None
+    with contextlib.suppress(OSError):
+        heartbeat = os.stat(path / HEARTBEAT).st_mtime
+    return liveness(process if isinstance(process, dict) else None, heartbeat)
 
 
 def check_name(experiment: str) -> None:
@@ -318,12 +349,9 @@ def check_name(experiment: str) -> None:
     if not _NAME.fullmatch(experiment) or ".." in experiment or experiment.endswith((".", ".lock")):
         raise RunError(
             f"{experiment!r} cannot name an experiment; use up to 100 letters, digits, '.', '_' and '-', "
-            "with a letter or digit first and no '..' or '.lock'."
+            "with a letter or digit first and no '..' or '.lock'.",
+            code="bad-name",
         )
-
-
-def versions() -> dict[str, str | None]:
-    return {"rung": __version__, "python": platform.python_version(), "torch": version_of("torch")}
 
 
 def utc_now() -> str:
@@ -336,15 +364,21 @@ def claimed(root: Path, experiment: str) -> Iterator[Path]:
     made: list[Path] = []
     path: Path | None = None
     try:
-        try:
+        with writing(f"a run under {root}"):
             for folder in (root, root / experiment):
                 if not folder.is_dir():
                     folder.mkdir(parents=True, exist_ok=True)
                     made.append(folder)
-            path = _claim((root / experiment).resolve())
+            folder = (root / experiment).resolve()
+            with locked(folder):
+                number = last_number(folder) + 1
+                while path is None:
+                    with contextlib.suppress(FileExistsError):  # on a disk without locks, another start may be faster
+                        (folder / str(number)).mkdir()
+                        path = folder / str(number)
+                    number += 1
+                reserve_number(folder, int(path.name))
             yield path
-        except OSError as error:
-            raise refused(f"a run under {root}", error) from error
     except BaseException:
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
@@ -356,21 +390,17 @@ def claimed(root: Path, experiment: str) -> Iterator[Path]:
         raise
 
 
-def _claim(folder: Path) -> Path:
-    with locked(folder):
-        taken = [int(name) for name in os.listdir(folder) if name.isdecimal()]
-        with contextlib.suppress(OSError, ValueError):
-            taken.append(int((folder / COUNTER).read_text()))
-        number = max(taken, default=0) + 1
-        while True:
-            try:
-                (folder / str(number)).mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                break
-        write_whole(folder / COUNTER, f"{number}\n".encode())
-    return folder / str(number)
+def last_number(experiment: Path) -> int:
+    """The highest number that an experiment ever gave."""
+    given = [int(name) for name in os.listdir(experiment) if name.isdecimal()] if experiment.is_dir() else []
+    with contextlib.suppress(OSError, ValueError):
+        given.append(int((experiment / COUNTER).read_text()))
+    return max(given, default=0)
+
+
+def reserve_number(experiment: Path, number: int) -> None:
+    """From now on the experiment gives higher numbers only. The caller holds the lock of the folder."""
+    write_whole(experiment / COUNTER, f"{max(last_number(experiment), number)}\n".encode())
 
 
 def _segment(
@@ -380,35 +410,10 @@ def _segment(
     return {**segment, "env": env, **({"code": code} if code else {})}
 
 
-def _code(path: Path, name: str, root: Path, code_root: Path | None) -> dict[str, Any]:
+def _code(path: Path, name: str, run_id: str, root: Path, code_root: Path | None) -> dict[str, Any]:
     if code_root is None:
-        return {"kind": "none", "reason": "whoever started the run named no folder of code"}
+        return {"kind": "none", "reason": "the run was started without a code folder"}
     code_root, root = code_root.resolve(), root.resolve()
     # Code that lies inside the runs folder must not be excluded with it; then only the experiment is.
     exclude = [path.parent] if code_root.is_relative_to(root) else [root]
-    return {**snapshot(code_root, path, name, exclude), "root": str(code_root)}
-
-
-def _code_root(document: Mapping[str, Any]) -> Path | None:
-    root = (document.get("code") or {}).get("root")
-    return Path(root) if root and Path(root).is_dir() else None
-
-
-def _refuse_running(path: Path, document: Mapping[str, Any]) -> None:
-    if document.get("status") != "running":
-        return
-    found = liveness(document.get("process"), heartbeat_of(path))
-    if found.word == "running":
-        raise RunError(f"{document['id']} is still running ({found.text}); stop it first, or start a new run.")
-
-
-def _last_step(path: Path) -> int | None:
-    row = last_row(path / "metrics")
-    return None if row is None else int(row["step"])
-
-
-def _yaml(config: Mapping[str, Any]) -> bytes:
-    import yaml  # type: ignore[import-untyped]  # a quarter of the import time, and only a start needs it
-
-    text: str = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, default_flow_style=False)
-    return text.encode()
+    return {**snapshot(code_root, path, name, exclude, run_id), "root": str(code_root)}

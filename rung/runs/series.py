@@ -1,7 +1,7 @@
-"""One recorded value by step, as numpy arrays; the one module under runs that imports numpy as it is loaded.
+"""One recorded value by step, as numpy arrays; the only module under runs that imports numpy when it is loaded.
 
-The surprising thing: a series holds only the rows that have the value, so that a value that is absent and one that is
-NaN are different things. What is not finite is counted and never averaged.
+A series holds only the rows that have the value, so that absent and NaN stay different things. Values that are not
+finite are counted and never averaged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """All runs as tables for DuckDB: runs, config, metrics, summaries, evals, events, notes.
 
 A query is first explained over empty tables; only the tables and metrics that it reads are then filled. The database
-lives in memory, sees no file and takes no statement but a reading one, so no query can change a run.
-
-The surprising thing: an absent value is NULL and a NaN stays NaN, which DuckDB sorts above all numbers; min() therefore
-passes over it and max() does not.
+lives in memory, opens no files and takes only reading statements, so no query can change a run. An absent value is NULL
+and NaN stays NaN, which DuckDB sorts above all numbers: min() passes over it, max() does not.
 """
 
 from __future__ import annotations
@@ -30,22 +28,29 @@ class Answer(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class Table(NamedTuple):
-    """A table but metrics: column -> type of DuckDB, and what fills it."""
+class SqlTable(NamedTuple):
+    """A table other than metrics: column -> type of DuckDB, and what fills it."""
 
     columns: dict[str, str]
     rows_of: Callable[[Run], Rows]
 
 
 def ask(query: str, runs: Sequence[Run]) -> Answer:
-    """What DuckDB answers; RunError with its words where it refuses."""
+    """What DuckDB answers; RunError with its message where it refuses."""
     duckdb, arrow = need("duckdb", "rung sql"), need("pyarrow", "rung sql")
     connection = duckdb.connect(":memory:")
     try:
         for name, value in (("python_enable_replacements", "false"), ("temp_directory", "''")):
             connection.execute(f"set {name}={value}")
         connection.execute("set enable_external_access=false")
-        _refuse_writing(query, connection.extract_statements(query), duckdb)
+        statements = connection.extract_statements(query)
+        if len(statements) != 1:
+            message = f"rung sql takes one statement, this is {len(statements)}; ask one after the other."
+            raise RunError(message, code="bad-query")
+        if statements[0].type != duckdb.StatementType.SELECT:
+            first = (query.split() or [""])[0]
+            message = f"rung sql only reads, and {first} is not a query; begin with select, from, with or describe."
+            raise RunError(message, code="bad-query")
         used = [name for name in (*TABLES, "metrics") if re.search(rf"\b{name}\b", query, re.IGNORECASE)]
         names = _metric_names(runs) if "metrics" in used else []
         connection.register("metrics", _metrics(arrow, [], names))
@@ -62,7 +67,9 @@ def ask(query: str, runs: Sequence[Run]) -> Answer:
         done = connection.execute(query)
         return Answer([column[0] for column in done.description or []], done.fetchall())
     except duckdb.Error as error:
-        raise RunError(f"DuckDB refuses the query: {_sentence(str(error))}") from None
+        text = " ".join(str(error).split("\n\nLINE ")[0].split())  # without the picture of where it is
+        end = "" if text.endswith((".", "!", "?")) else "."
+        raise RunError(f"DuckDB refuses the query: {text}{end}", code="bad-query") from None
     finally:
         connection.close()
 
@@ -71,15 +78,6 @@ def tables_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
     """Table -> column -> type."""
     metrics = {"run": "VARCHAR", "step": "BIGINT", **dict.fromkeys(_metric_names(runs), "DOUBLE")}
     return {**{name: table.columns for name, table in TABLES.items()}, "metrics": metrics}
-
-
-def _refuse_writing(query: str, statements: Sequence[Any], duckdb: Any) -> None:
-    if len(statements) != 1:
-        raise RunError(f"rung sql takes one statement, this is {len(statements)}; ask one after the other.")
-    kind = statements[0].type
-    if kind != duckdb.StatementType.SELECT:
-        word = (query.split() or [""])[0]
-        raise RunError(f"rung sql only reads, and {word} is not a query; begin with select, from, with or describe.")
 
 
 def _columns_read(connection: Any, query: str) -> set[str]:
@@ -103,12 +101,6 @@ def _scanned(nodes: Sequence[Any]) -> Iterator[str]:
             yield from found.split("\n") if isinstance(found, str) else found
             yield ""  # read, even if no column of it is
         yield from _scanned(node.get("children") or [])
-
-
-def _sentence(text: str) -> str:
-    """DuckDB's message without the picture of where it is."""
-    words = " ".join(text.split("\n\nLINE ")[0].split())
-    return words if words.endswith((".", "!", "?")) else f"{words}."
 
 
 def _metric_names(runs: Sequence[Run]) -> list[str]:
@@ -204,11 +196,6 @@ def _config(run: Run) -> Rows:
         yield run.id, key, text, number, _text(sources.get(key))
 
 
-def _summaries(run: Run) -> Rows:
-    for name, s in run.summary().items():
-        yield run.id, name, s.count, s.last, s.last_step, s.min, s.min_step, s.max, s.max_step, s.num_non_finite
-
-
 def _evals(run: Run) -> Rows:
     for event in run.evals():
         for name, value in event.items():
@@ -224,42 +211,42 @@ def _events(run: Run) -> Rows:
         yield run.id, _text(event.get("kind")), _whole(event.get("step")), moment, _text(text), to_json(event).decode()
 
 
+def _summaries(run: Run) -> Rows:
+    for name, s in run.summary().items():
+        yield run.id, name, s.count, s.last, s.last_step, s.min, s.min_step, s.max, s.max_step, s.num_non_finite
+
+
 def _notes(run: Run) -> Rows:
     for note in run.notes():
         yield run.id, number_of(note.get("unix_s")), _text(note.get("text"))
 
 
+def _columns(text: str) -> dict[str, str]:
+    return dict(column.split() for column in text.split(","))
+
+
 TABLES = {
-    "runs": Table(
-        {
-            "id": "VARCHAR", "experiment": "VARCHAR", "number": "BIGINT", "status": "VARCHAR", "parent": "VARCHAR",
-            "why": "VARCHAR", "verdict": "VARCHAR", "verdict_text": "VARCHAR", "recipe": "VARCHAR",
-            "preset": "VARCHAR", "seed": "BIGINT", "tags": "VARCHAR[]", "created": "TIMESTAMP", "ended": "TIMESTAMP",
-            "step": "BIGINT", "best_loss": "DOUBLE", "best_step": "BIGINT", "best_set": "VARCHAR",
-            "parameters": "BIGINT", "device": "VARCHAR", "host": "VARCHAR", "reason": "VARCHAR", "code": "VARCHAR",
-            "ab": "VARCHAR", "arm": "VARCHAR", "path": "VARCHAR", "json": "VARCHAR",
-        },
+    "runs": SqlTable(
+        _columns(
+            "id VARCHAR, experiment VARCHAR, number BIGINT, status VARCHAR, parent VARCHAR, why VARCHAR, "
+            "verdict VARCHAR, verdict_text VARCHAR, recipe VARCHAR, preset VARCHAR, seed BIGINT, tags VARCHAR[], "
+            "created TIMESTAMP, ended TIMESTAMP, step BIGINT, best_loss DOUBLE, best_step BIGINT, best_set VARCHAR, "
+            "parameters BIGINT, device VARCHAR, host VARCHAR, reason VARCHAR, code VARCHAR, ab VARCHAR, arm VARCHAR, "
+            "path VARCHAR, json VARCHAR"
+        ),
         _runs,
     ),
-    "config": Table(
-        {"run": "VARCHAR", "key": "VARCHAR", "value": "VARCHAR", "number": "DOUBLE", "source": "VARCHAR"}, _config
-    ),
-    "summaries": Table(
-        {
-            "run": "VARCHAR", "name": "VARCHAR", "count": "BIGINT", "last": "DOUBLE", "last_step": "BIGINT",
-            "min": "DOUBLE", "min_step": "BIGINT", "max": "DOUBLE", "max_step": "BIGINT", "num_non_finite": "BIGINT",
-        },
+    "config": SqlTable(_columns("run VARCHAR, key VARCHAR, value VARCHAR, number DOUBLE, source VARCHAR"), _config),
+    "summaries": SqlTable(
+        _columns(
+            "run VARCHAR, name VARCHAR, count BIGINT, last DOUBLE, last_step BIGINT, min DOUBLE, min_step BIGINT, "
+            "max DOUBLE, max_step BIGINT, num_non_finite BIGINT"
+        ),
         _summaries,
     ),
-    "evals": Table(
-        {"run": "VARCHAR", "step": "BIGINT", "set": "VARCHAR", "name": "VARCHAR", "value": "DOUBLE"}, _evals
+    "evals": SqlTable(_columns("run VARCHAR, step BIGINT, set VARCHAR, name VARCHAR, value DOUBLE"), _evals),
+    "events": SqlTable(
+        _columns("run VARCHAR, kind VARCHAR, step BIGINT, unix_s DOUBLE, text VARCHAR, json VARCHAR"), _events
     ),
-    "events": Table(
-        {
-            "run": "VARCHAR", "kind": "VARCHAR", "step": "BIGINT", "unix_s": "DOUBLE", "text": "VARCHAR",
-            "json": "VARCHAR",
-        },
-        _events,
-    ),
-    "notes": Table({"run": "VARCHAR", "unix_s": "DOUBLE", "text": "VARCHAR"}, _notes),
-}  # fmt: skip
+    "notes": SqlTable(_columns("run VARCHAR, unix_s DOUBLE, text VARCHAR"), _notes),
+}

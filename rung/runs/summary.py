@@ -1,14 +1,12 @@
-"""One metric of one run, summed up as its values come, in pieces of any size.
+"""The summary of one metric of one run, computed as its values come, in chunks of any size.
 
-The surprising thing: what is not finite counts and is never compared, so a NaN neither hides a minimum nor becomes one.
-What is no number at all (a null, a text) is absent.
+Values that are not finite are counted and never compared, so a NaN neither hides a minimum nor becomes one.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +32,7 @@ class Summary(msgspec.Struct, frozen=True):
     is_whole: bool = True  # every value was written as a whole number
 
 
-class Held(msgspec.Struct, frozen=True):
+class IndexedMetric(msgspec.Struct):
     """A metric in the index: its summary, the number of its files, and how many stretches its rows form."""
 
     summary: Summary
@@ -45,29 +43,27 @@ class Held(msgspec.Struct, frozen=True):
 class Column:
     """One metric while rows are taken: what came since the last flush, and the summary before that."""
 
-    def __init__(self, held: Held) -> None:
-        self._summary, self.number, self._num_stretches = held.summary, held.number, held.num_stretches
-        self._is_whole = self._summary.is_whole
+    def __init__(self, held: IndexedMetric) -> None:
+        self.held = held
         self.values = array("d")
         self.stretches = array("q")
 
-    @property
-    def held(self) -> Held:
-        return Held(replace(self._summary, is_whole=self._is_whole), self.number, self._num_stretches)
-
     def take(self, values: Sequence[Any], first_row: int) -> None:
         """Values of consecutive rows. What is no number is absent."""
+        is_whole = True
         try:
             numbers = array("d", values)
         except (TypeError, OverflowError):  # a NaN by its name, a null, a huge whole number
             for offset, value in enumerate(values):
                 number = number_of(value)
                 if number is not None:
-                    self._is_whole = self._is_whole and _is_whole(value)
+                    is_whole = is_whole and _is_whole(value)
                     self._add(array("d", [number]), first_row + offset)
-            return
-        self._is_whole = self._is_whole and all(map(_is_whole, values))
-        self._add(numbers, first_row)
+        else:
+            is_whole = all(map(_is_whole, values))
+            self._add(numbers, first_row)
+        if not is_whole and self.held.summary.is_whole:
+            self.held.summary = replace(self.held.summary, is_whole=False)
 
     def _add(self, numbers: array[float], first_row: int) -> None:
         if self.stretches and self.stretches[-1] == first_row:
@@ -78,7 +74,7 @@ class Column:
 
     def sum_up(self, steps: array[int], first_row: int) -> None:
         """Takes what was gathered into the summary, and begins anew."""
-        old, values = self._summary, self.values
+        old, values = self.held.summary, self.values
         finite = values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
         new = replace(
             old,
@@ -93,19 +89,17 @@ class Column:
                 new = replace(new, min=low, min_step=self._step(values.index(low), steps, first_row))
             if new.max is None or high > new.max:
                 new = replace(new, max=high, max_step=self._step(values.index(high), steps, first_row))
-        self._summary = new
-        self._num_stretches += len(self.stretches) // 2
+        self.held.summary = new
+        self.held.num_stretches += len(self.stretches) // 2
         self.values, self.stretches = array("d"), array("q")
 
     def _step(self, at: int, steps: array[int], first_row: int) -> int:
         """The step of the value at this place of the chunk."""
-        starts, stops = self.stretches[::2], self.stretches[1::2]
-        before, places = 0, [0]
-        for start, stop in zip(starts, stops):
-            before += stop - start
-            places.append(before)
-        which = bisect_right(places, at) - 1
-        return steps[starts[which] + at - places[which] - first_row]
+        for start, stop in zip(self.stretches[::2], self.stretches[1::2]):
+            if at < stop - start:
+                return steps[start + at - first_row]
+            at -= stop - start
+        raise IndexError(at)
 
 
 def number_of(value: Any) -> float | None:

@@ -31,7 +31,11 @@ class TablesWriter:
         if self._names.get(kind) != list(names):
             self._names[kind] = list(names)
             self._file.append(to_json({"kind": kind, "names": names}) + b"\n")
-        short = {name: [_six(value) for value in values] for name, values in columns.items()}
+        # Six digits are enough of a norm, and a third of the bytes.
+        short = {
+            name: [float(f"{value:.6g}") if math.isfinite(value) else value for value in values]
+            for name, values in columns.items()
+        }
         self._file.append(to_json({"kind": kind, "step": step, **short}) + b"\n")
 
     def close(self) -> None:
@@ -61,8 +65,3 @@ def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a broken line
     return {kind: [rows[step] for step in sorted(rows)] for kind, rows in found.items()}
-
-
-def _six(value: float) -> float:
-    """Six digits are enough of a norm, and a third of the bytes."""
-    return float(f"{value:.6g}") if math.isfinite(value) else value

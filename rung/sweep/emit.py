@@ -1,11 +1,9 @@
 """A sweep as files for engines that rung does not talk to: a Kubernetes Job, and a SkyPilot task.
 
-What is written starts the same command as every launcher, `rung sweep point FOLDER KEY`, on storage where the sweep's
-folder lies: nothing of a point's config is in the file, so nothing of it can be quoted wrongly. Sending the file to the
-cluster, and bringing code, data and the sweep's folder there, is left to the user; the head of the file says how.
-
-The surprising thing: text is written in quotes throughout. The keys of points are hexadecimal, and one such as
-20541e700182 is a number to the YAML of Kubernetes, though not to Python's.
+The file runs the same command as every launcher, `rung sweep point FOLDER KEY`, on storage that holds the sweep's
+folder. Submitting it, and providing code, data and that folder, is left to the user; its header says how. All text is
+quoted: keys are hexadecimal, and one such as 20541e700182 is a number to the YAML of Kubernetes, though not to
+Python's.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from rung.sweep.point import FAILED, STOPPED
 from rung.sweep.space import Point, Sweep
 from rung.text import one_line
 
-GRACE_S = 300  # from the wish to stop to the kill: a large model is saved in that time
+GRACE_S = 300  # from the request to stop to the kill: a large model is saved in that time
 MOST_LOST = 5  # pods of one point that vanish without a word
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z/_.-]*")
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -35,25 +33,41 @@ _OTHER = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "i
 def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) -> str:
     """A Job with one index for each point. Its claim's volume is seen where `launch: mount` says, or where the runs
     folder lies here."""
-    _some(sweep, points)
+    mount, folder = _folder(sweep, points)
     image = image or line(sweep, "image")
     if not image:
-        raise UserError("a Kubernetes Job needs an image with rung in it: give `launch: image` in the sweep file.")
+        message = "a Kubernetes Job needs an image with rung in it: give `launch: image` in the sweep file."
+        raise UserError(message, code="missing-option")
     claim = line(sweep, "claim") or "rung-runs"
     if not _CLAIM.fullmatch(claim):
-        raise UserError(f"launch: claim={claim!r} is no name of a PersistentVolumeClaim, such as rung-runs.")
-    mount = _mount(sweep)
+        message = f"launch: claim={claim!r} is not the name of a PersistentVolumeClaim, such as rung-runs."
+        raise UserError(message, code="bad-name")
+    needs = Needs.of(sweep)
+    asked = {"cpu": str(needs.cpus)}
+    if needs.mem_gb:
+        asked["memory"] = f"{round(needs.mem_gb * 1024)}Mi"
+    limits = {name: value for name, value in asked.items() if name == "memory"}
+    if needs.gpus:
+        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(needs.gpus)
+    # Exit code 3 and an eviction are followed by another pod, however often; 1 ends this point alone; anything else is
+    # tried a few times.
+    rules: list[dict[str, Any]] = [
+        {"action": action, "onExitCodes": {"containerName": "point", "operator": "In", "values": [code]}}
+        for action, code in (("Ignore", STOPPED), ("FailIndex", FAILED))
+    ]
+    rules.append({"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]})
     num = len(points)
     name = label(f"rung-{sweep.name}", 63 - 1 - len(str(num - 1)))  # a pod is named after the job and its index
     keys = [point.key for point in points]
-    # The shell gets folder and keys as arguments, counts to its own, and becomes the point's process.
+    # The shell gets folder and keys as arguments, counts to its own, and becomes the point's process. Kubernetes
+    # replaces $(NAME) in a command, and takes $$ for a dollar sign.
     script = 'shift "$JOB_COMPLETION_INDEX"; exec rung sweep point "$0" "$1"'
     container = {
         "name": "point",
         "image": image,
-        "command": ["/bin/sh", "-c", script, *map(_unexpanded, [_folder(sweep, mount), *keys])],
-        "env": [{"name": key, "value": value} for key, value in _threads(sweep).items()],
-        "resources": _resources(Needs.of(sweep)),
+        "command": ["/bin/sh", "-c", script, *(text.replace("$", "$$") for text in (folder, *keys))],
+        "env": [{"name": "OMP_NUM_THREADS", "value": str(whole(sweep, "threads", 1))}],
+        "resources": {"requests": asked, **({"limits": limits} if limits else {})},
         "volumeMounts": [{"name": "runs", "mountPath": mount}],
     }
     job = {
@@ -65,7 +79,7 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
             "completions": num,
             "parallelism": min(num, whole(sweep, "array_parallelism", num)),
             "backoffLimitPerIndex": MOST_LOST,
-            "podFailurePolicy": {"rules": _rules()},
+            "podFailurePolicy": {"rules": rules},
             "template": {
                 "metadata": {"labels": {"rung/sweep": label(sweep.name, 63)}},
                 "spec": {
@@ -80,7 +94,7 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
     head = [
         f"Sweep {one_line(sweep.name)}: {num} points, for Kubernetes 1.29 or newer. The volume of claim {claim} must",
         f"hold the runs folder with .sweeps/{one_line(sweep.name)} in it, and data where the configs name it.",
-        "A point that was stopped or evicted goes on from its checkpoint; one that failed leaves the others alone.",
+        "A point that was stopped or evicted continues from its checkpoint; one that failed leaves the others alone.",
         "  kubectl apply -f FILE",
         f"  kubectl get pods -l job-name={name}",
         f"  kubectl delete job {name}    (trainings save first; the runs stay)",
@@ -91,14 +105,15 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
 def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
     """One task, launched once for each point with its key as POINT. Its claim is a bucket, which is mounted as the runs
     folder."""
-    _some(sweep, points)
+    (mount, folder), needs = _folder(sweep, points), Needs.of(sweep)
     bucket = line(sweep, "claim")
     if not bucket or "://" not in bucket:
-        raise UserError("SkyPilot needs a bucket for the runs: give `launch: claim`, such as s3://my-bucket/runs.")
-    mount, needs = _mount(sweep), Needs.of(sweep)
+        message = "SkyPilot needs a bucket for the runs: give `launch: claim`, such as s3://my-bucket/runs."
+        raise UserError(message, code="missing-option")
     accelerators = line(sweep, "accelerators")
     if needs.gpus and not accelerators:
-        raise UserError("SkyPilot needs the name of the GPUs: give `launch: accelerators`, such as H100.")
+        message = "SkyPilot needs the name of the GPUs: give `launch: accelerators`, such as H100."
+        raise UserError(message, code="missing-option")
     resources: dict[str, Any] = {"cpus": f"{needs.cpus}+"}
     if needs.mem_gb:
         resources["memory"] = f"{needs.mem_gb:g}+"
@@ -114,16 +129,16 @@ def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
         "num_nodes": 1,
         "resources": resources,
         "workdir": ".",
-        "envs": {"POINT": points[0].key, **_threads(sweep)},
+        "envs": {"POINT": points[0].key, "OMP_NUM_THREADS": str(whole(sweep, "threads", 1))},
         # Cached: a plain mount of a bucket can neither append to a file nor rename one, and a run does both.
         "file_mounts": {mount: {"source": bucket, "mode": "MOUNT_CACHED"}},
         "setup": "\n".join(lines(sweep, "setup") or ([] if image else ["pip install rung"])) + "\n",
-        "run": f'exec rung sweep point {shlex.quote(_folder(sweep, mount))} "$POINT"\n',
+        "run": f'exec rung sweep point {shlex.quote(folder)} "$POINT"\n',
     }
     if task["setup"] == "\n":
         del task["setup"]
     head = [
-        f"Sweep {one_line(sweep.name)}: {len(points)} points, each a managed job of SkyPilot that goes on from its",
+        f"Sweep {one_line(sweep.name)}: {len(points)} points, each a managed job of SkyPilot that continues from its",
         f"checkpoint when its machine is taken away. {one_line(bucket)} must hold the runs folder with",
         f".sweeps/{one_line(sweep.name)} in it.",
         f"  for point in {' '.join(point.key for point in points)}; do",
@@ -143,52 +158,16 @@ def label(text: str, most: int) -> str:
     return f"{plain[: most - len(digits) - 1].rstrip('-')}-{digits}".lstrip("-")
 
 
-def _some(sweep: Sweep, points: Sequence[Point]) -> None:
+def _folder(sweep: Sweep, points: Sequence[Point]) -> tuple[str, str]:
+    """Where the runs and the folder of the sweep are seen on the cluster."""
     if not points:
-        raise UserError(
-            f"sweep {sweep.name} has no points left to write; `rung sweep show {sweep.name}` says how it stands."
-        )
-
-
-def _mount(sweep: Sweep) -> str:
+        message = f"sweep {sweep.name} has no points left to write; `rung sweep show {sweep.name}` says how it stands."
+        raise UserError(message, code="sweep-empty")
     mount = line(sweep, "mount") or str(sweep.runs)
     if not PurePosixPath(mount).is_absolute() or ":" in mount:
-        raise UserError(f"launch: mount={mount!r} must be an absolute path without a colon, such as /runs.")
-    return mount
-
-
-def _folder(sweep: Sweep, mount: str) -> str:
-    return str(PurePosixPath(mount, *sweep.folder.relative_to(sweep.runs).parts))
-
-
-def _rules() -> list[dict[str, Any]]:
-    """What becomes of a point whose pod ended badly: exit code 3 and an eviction are followed by another pod, however
-    often; 1 ends this point alone; anything else is tried a few times."""
-
-    def on_exit(action: str, code: int) -> dict[str, Any]:
-        return {"action": action, "onExitCodes": {"containerName": "point", "operator": "In", "values": [code]}}
-
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return [on_exit("Ignore", STOPPED), on_exit("FailIndex", FAILED), evicted]
-
-
-def _resources(needs: Needs) -> dict[str, Any]:
-    asked = {"cpu": str(needs.cpus)}
-    if needs.mem_gb:
-        asked["memory"] = f"{round(needs.mem_gb * 1024)}Mi"
-    limits = {name: value for name, value in asked.items() if name == "memory"}
-    if needs.gpus:
-        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(needs.gpus)
-    return {"requests": asked, **({"limits": limits} if limits else {})}
-
-
-def _threads(sweep: Sweep) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(whole(sweep, "threads", 1))}
-
-
-def _unexpanded(text: str) -> str:
-    """Kubernetes replaces $(NAME) in a command, and takes $$ for a dollar sign."""
-    return text.replace("$", "$$")
+        message = f"launch: mount={mount!r} must be an absolute path without a colon, such as /runs."
+        raise UserError(message, code="bad-value")
+    return mount, str(PurePosixPath(mount, *sweep.folder.relative_to(sweep.runs).parts))
 
 
 class _Quoted(yaml.SafeDumper):

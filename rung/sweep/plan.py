@@ -1,18 +1,16 @@
 """The plan of a sweep: read from a sweep file, then kept in sweep.json, which is what every process goes by.
 
 The file is strict: an unknown key is an error with the nearest name, and so is a key with two values, an empty grid and
-a point that is there twice. Whether the recipe takes the keys is left to the command line, which asks it.
-
-The surprising thing: a plan only grows. A point that a later edit of the file leaves out stays in sweep.json, marked
-as retired, because another process may be training it at this moment. Config files are copied beside the plan, so that
-an edit in the middle of a sweep does not split it in two.
+a duplicate point. Whether the recipe takes the keys is checked by the command line. A plan only grows: a point that a
+later edit removes stays in sweep.json, marked as retired, because another process may be training it. Config files are
+copied beside the plan, so that an edit in the middle of a sweep does not split it in two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from rung.config import Layer, Schema, key, load_file
 from rung.errors import ConfigError, RunError, UserError
 from rung.files import write_whole
 from rung.runs.files import locked, read_json, refused, write_json
+from rung.runs.query import nearest
 from rung.runs.record import check_name
 from rung.sweep.space import Point, Sweep, grid_points, make_point, split_files, word
 from rung.text import one_line
@@ -60,6 +59,7 @@ class SweepFile:
     why: str = key("", "What the sweep is to find out; kept with each run.")
 
 
+_FIELDS = ("name", "recipe", "experiment", "eval_split", "retries", "ranks", "launch", "metric", "search", "why")
 _FREE = ("set", "grid", "points", "search", "launch")  # may hold ${references}, which are the recipe's business
 
 
@@ -67,23 +67,50 @@ def read_plan(file: Path, runs: Path, name: str | None = None) -> Sweep:
     """The sweep that a file describes. Nothing is written; see keep()."""
     tree = load_file(file)
     wrong: list[str] = []
-    described = _typed(tree, file, wrong)
-    free = {name: _given(tree, name) for name in _FREE}
+    given = {one: value for one, value in tree.items() if one not in _FREE and value is not None}
+    try:
+        schema = Schema({"sweep": SweepFile}, "`rung sweep --help`")
+        described: SweepFile = schema.resolve([Layer(f"file {file.name}", given)]).view("sweep")
+    except ConfigError as error:
+        wrong += str(error).splitlines()
+        described = SweepFile(recipe="?")
+    # A name with nothing behind it is an empty one.
+    free = {one: tree[one] if tree.get(one) is not None else [] if one == "points" else {} for one in _FREE}
+    if isinstance(free["launch"], dict):  # YAML reads a plain `on` as true
+        free["launch"] = {"on" if one is True else one: value for one, value in free["launch"].items()}
     wrong += _shapes(free, tree)
     if not described.recipe:
         wrong.append("recipe is missing; name what to train, as in `recipe: piano`")
     if wrong:
-        raise ConfigError("\n".join([f"{file} cannot be swept:", *(f"  {line}" for line in wrong)]))
+        message = "\n".join([f"{file} cannot be swept:", *(f"  {line}" for line in wrong)])
+        raise ConfigError(message, code="bad-sweep")
     called = name or described.name or file.stem
-    _check_name(called, file)
+    try:
+        check_name(called)
+    except RunError as error:
+        what = str(error).replace("an experiment", "a sweep")
+        raise ConfigError(f"{what[:-1]}; give `name: ...` in {file}, or --name.", code="bad-name") from None
     experiment = described.experiment or called
     check_name(experiment)
+
     configs = [str((file.parent / one).resolve()) for one in described.config]
-    shared = [*([f"preset={described.preset}"] if described.preset else [])]
+    shared = [f"preset={described.preset}"] if described.preset else []
     shared += [part for one in configs for part in ("-c", one)]
     shared += [word(one, value) for one, value in free["set"].items()]
-    points = [make_point(described.recipe, shared, varies) for varies in _combined(free)]
-    _refuse_twins(points, file)
+    num_points = max(1, len(free["points"])) * math.prod(len(values) for values in free["grid"].values())
+    if num_points > MOST_POINTS:
+        message = f"that is {num_points} points, and a sweep has at most {MOST_POINTS}; make the grid smaller"
+        raise ConfigError(message, code="too-many")
+    combined = [] if free["search"] else grid_points(free["grid"], free["points"])
+    points = [make_point(described.recipe, shared, varies) for varies in combined]
+    by_key: dict[str, list[int]] = {}
+    for number, point in enumerate(points, start=1):
+        by_key.setdefault(point.key, []).append(number)
+    twins = [places for places in by_key.values() if len(places) > 1]
+    if twins:
+        lines = [f"  points {' and '.join(map(str, places))}: {points[places[0] - 1].label}" for places in twins]
+        raise ConfigError("\n".join([f"{file} has duplicate points; keep one of each:", *lines]), code="bad-sweep")
+
     root = runs.absolute()
     return Sweep(
         name=called,
@@ -110,13 +137,16 @@ def keep(sweep: Sweep) -> Sweep:
         sweep.folder.mkdir(parents=True, exist_ok=True)
         with locked(sweep.folder):
             before = refuse_another(sweep)
-            copied = _copies(sweep)
-            sweep = dataclasses.replace(
-                sweep,
-                points=tuple(dataclasses.replace(one, words=copied(one.words)) for one in sweep.points),
-                words=copied(sweep.words),
-            )
-            _write(sweep, before)
+            copies: dict[str, str] = {}
+            for config in split_files(sweep.words)[1]:
+                data = Path(config).read_bytes()
+                name = f"{hashlib.blake2b(data, digest_size=4).hexdigest()}-{Path(config).name}"
+                copy = sweep.folder / CONFIGS / name
+                if not copy.exists():
+                    copy.parent.mkdir(exist_ok=True)
+                    write_whole(copy, data)
+                copies[config] = str(copy)
+            _write(sweep, before, copies)
     except OSError as error:
         raise refused(str(file), error) from error
     return load(sweep.folder)
@@ -130,7 +160,8 @@ def refuse_another(sweep: Sweep) -> dict[str, Any] | None:
     if before.get("recipe") != sweep.recipe:
         raise UserError(
             f"there is a sweep {sweep.name} of {before.get('recipe')} under {sweep.runs}, and this one is of "
-            f"{sweep.recipe}; call it something else with --name NAME."
+            f"{sweep.recipe}; call it something else with --name NAME.",
+            code="sweep-exists",
         )
     return before
 
@@ -140,11 +171,10 @@ def add_points(sweep: Sweep, points: Iterable[Point]) -> Sweep:
     try:
         with locked(sweep.folder):
             known = load(sweep.folder)
-            by_key = {one.key: one for one in [*points, *known.points]}
             there = {one.key for one in known.points}
-            new = [one for key, one in by_key.items() if key not in there]
-            grown = dataclasses.replace(known, points=(*known.points, *new))
-            _write(grown, _document(sweep.folder))
+            new = {one.key: one for one in points if one.key not in there}
+            grown = dataclasses.replace(known, points=(*known.points, *new.values()))
+            _write(grown, _document(sweep.folder), {})
     except OSError as error:
         raise refused(str(sweep.folder / "sweep.json"), error) from error
     return load(sweep.folder)
@@ -157,23 +187,17 @@ def load(folder: Path, with_retired: bool = False) -> Sweep:
     try:
         points = [one for one in kept["points"] if with_retired or not one.get("retired")]
         return Sweep(
-            name=kept["name"],
             folder=folder,
             runs=folder.parent.parent,
-            recipe=kept["recipe"],
-            experiment=kept["experiment"],
-            points=tuple(Point(one["key"], _placed(one["words"], folder), one["varies"]) for one in points),
-            eval_split=kept["eval_split"],
-            retries=kept["retries"],
-            ranks=kept["ranks"],
-            launch=kept["launch"],
-            metric=kept["metric"],
-            search=kept["search"],
-            why=kept["why"],
+            points=tuple(
+                Point(one["key"], _placed(one["words"], folder), one["varies"], one.get("run")) for one in points
+            ),
             words=_placed(kept["words"], folder),
+            **{name: kept[name] for name in _FIELDS},
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{folder / 'sweep.json'} is damaged: {error!r}; start the sweep again from its file.") from None
+        message = f"{folder / 'sweep.json'} is damaged: {error!r}; start the sweep again from its file."
+        raise RunError(message, code="sweep-damaged") from None
 
 
 def find_sweep(name: str, runs: Path) -> Sweep:
@@ -182,33 +206,12 @@ def find_sweep(name: str, runs: Path) -> Sweep:
     if name and "/" not in name and (folder / "sweep.json").is_file():
         return load(folder)
     known = [path.name for path in sweeps(runs)]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}." if known else "there are none yet."
-    raise RunError(f"there is no sweep {one_line(name)} under {runs}; {hint}")
+    raise RunError(f"there is no sweep {one_line(name)} under {runs}; {nearest(name, known)}", code="no-sweep")
 
 
 def sweeps(runs: Path) -> list[Path]:
     """The folders of all sweeps under `runs`."""
     return sorted(path.parent for path in (runs.absolute() / SWEEPS).glob("*/sweep.json"))
-
-
-def _typed(tree: Mapping[str, Any], file: Path, wrong: list[str]) -> SweepFile:
-    schema = Schema({"sweep": SweepFile}, "`rung sweep --help`")
-    given = {name: value for name, value in tree.items() if name not in _FREE and value is not None}
-    try:
-        found: SweepFile = schema.resolve([Layer(f"file {file.name}", given)]).view("sweep")
-        return found
-    except ConfigError as error:
-        wrong += str(error).splitlines()
-        return SweepFile(recipe="?")
-
-
-def _given(tree: Mapping[str, Any], name: str) -> Any:
-    """What the file says; a name with nothing behind it is an empty one."""
-    value = tree.get(name)
-    if name == "launch" and isinstance(value, dict):
-        return {"on" if one is True else one: of for one, of in value.items()}  # YAML reads a plain `on` as true
-    return value if value is not None else [] if name == "points" else {}
 
 
 def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
@@ -228,7 +231,7 @@ def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
         if not isinstance(values, list):
             wrong.append(f"grid: {name} must be a list of values, such as [{one_line(values)}]")
         elif not values:
-            wrong.append(f"grid: {name} has no values, so there is no point; give at least one")
+            wrong.append(f"grid: {name} has no values, so the sweep has no points; give at least one")
     places = {"set": set(free["set"]), "grid": set(free["grid"]), "points": {k for one in free["points"] for k in one}}
     if tree.get("preset"):
         places["preset"] = {"preset"}
@@ -240,54 +243,13 @@ def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
         wrong.append("nothing varies: give a grid, a list of points or a search (one run is `rung train`)")
     if free["search"] and (free["grid"] or free["points"]):
         wrong.append("a search chooses its own points; leave out grid and points, or leave out search")
-    for name in free["launch"]:
-        if name not in LAUNCH:
-            near = difflib.get_close_matches(str(name), LAUNCH, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f" (there are {', '.join(LAUNCH)})"
-            wrong.append(f"launch: {one_line(name)} is not an option{hint}")
-    return wrong
+    return wrong + wrong_launch(free["launch"])
 
 
-def _combined(free: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if free["search"]:
-        return []
-    num_points = max(1, len(free["points"]))
-    for values in free["grid"].values():
-        num_points *= len(values)
-    if num_points > MOST_POINTS:
-        raise ConfigError(f"that is {num_points} points, and a sweep has at most {MOST_POINTS}; make the grid smaller")
-    return grid_points(free["grid"], free["points"])
-
-
-def _refuse_twins(points: Sequence[Point], file: Path) -> None:
-    by_key: dict[str, list[int]] = {}
-    for number, point in enumerate(points, start=1):
-        by_key.setdefault(point.key, []).append(number)
-    twins = [places for places in by_key.values() if len(places) > 1]
-    if twins:
-        lines = [f"  points {' and '.join(map(str, places))}: {points[places[0] - 1].told}" for places in twins]
-        raise ConfigError("\n".join([f"{file} has points that are there more than once; keep one of each:", *lines]))
-
-
-def _check_name(name: str, file: Path) -> None:
-    try:
-        check_name(name)
-    except RunError as error:
-        what = str(error).replace("an experiment", "a sweep")
-        raise ConfigError(f"{what[:-1]}; give `name: ...` in {file}, or --name.") from None
-
-
-def _copies(sweep: Sweep) -> Any:
-    """Copies the config files of a sweep beside its plan; returns what turns words into words that name the copies."""
-    places: dict[str, str] = {}
-    for file in split_files(sweep.words)[1]:
-        data = Path(file).read_bytes()
-        copy = sweep.folder / CONFIGS / f"{hashlib.blake2b(data, digest_size=4).hexdigest()}-{Path(file).name}"
-        if not copy.exists():
-            copy.parent.mkdir(exist_ok=True)
-            write_whole(copy, data)
-        places[file] = str(copy)
-    return lambda words: tuple(places.get(one, one) for one in words)
+def wrong_launch(launch: Mapping[str, Any]) -> list[str]:
+    """One sentence for each name that no launcher knows."""
+    unknown = [name for name in launch if name not in LAUNCH]
+    return [f"launch: {one_line(name)} is not an option; {nearest(str(name), LAUNCH)}" for name in unknown]
 
 
 def _placed(words: Sequence[str], folder: Path) -> tuple[str, ...]:
@@ -295,15 +257,18 @@ def _placed(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(str(folder / one) if before == "-c" else one for before, one in zip(["", *words], words, strict=False))
 
 
-def _write(sweep: Sweep, before: Mapping[str, Any] | None) -> None:
+def _write(sweep: Sweep, before: Mapping[str, Any] | None, copies: Mapping[str, str]) -> None:
+    """Writes sweep.json; `copies` says where the config files lie that were copied beside it."""
+
     def plain(words: Sequence[str]) -> list[str]:
         return [
-            str(Path(one).relative_to(sweep.folder)) if last == "-c" else one
+            str(Path(copies.get(one, one)).relative_to(sweep.folder)) if last == "-c" else one
             for last, one in zip(["", *words], words, strict=False)
         ]
 
     points: list[dict[str, Any]] = [
-        {"key": one.key, "words": plain(one.words), "varies": dict(one.varies)} for one in sweep.points
+        {"key": one.key, "words": plain(one.words), "varies": dict(one.varies), **({"run": one.run} if one.run else {})}
+        for one in sweep.points
     ]
     kept = {one["key"] for one in points}
     is_search = sweep.search is not None
@@ -312,8 +277,7 @@ def _write(sweep: Sweep, before: Mapping[str, Any] | None) -> None:
             points.append(one if is_search else {**one, "retired": True})
     document = {
         "schema": SCHEMA,
-        **{name: getattr(sweep, name) for name in ("name", "recipe", "experiment", "eval_split", "retries", "ranks")},
-        **{name: getattr(sweep, name) for name in ("launch", "metric", "search", "why")},
+        **{name: getattr(sweep, name) for name in _FIELDS},
         "words": plain(sweep.words),
         "points": points,
     }
@@ -325,13 +289,16 @@ def _document(folder: Path) -> dict[str, Any]:
     try:
         document = read_json(file)
     except FileNotFoundError:
-        raise RunError(f"{folder} is not a sweep: it has no sweep.json.") from None
+        raise RunError(f"{folder} is not a sweep: it has no sweep.json.", code="no-sweep") from None
     except OSError as error:
-        raise RunError(f"cannot read {file}: {(error.strerror or str(error)).lower()}.") from error
+        message = f"cannot read {file}: {(error.strerror or str(error)).lower()}."
+        raise RunError(message, code="cannot-read") from error
     except ValueError as error:
-        raise RunError(f"{file} is damaged: {error}; remove it and start the sweep again from its file.") from None
+        message = f"{file} is damaged: {error}; remove it and start the sweep again from its file."
+        raise RunError(message, code="sweep-damaged") from None
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int) or "points" not in document:
-        raise RunError(f"{file} is damaged: it names no schema or no points.")
+        raise RunError(f"{file} is damaged: it names no schema or no points.", code="sweep-damaged")
     if document["schema"] > SCHEMA:
-        raise RunError(f"{file} was written by a newer rung (schema {document['schema']}); upgrade rung.")
+        message = f"{file} was written by a newer rung (schema {document['schema']}); upgrade rung."
+        raise RunError(message, code="sweep-newer")
     return document

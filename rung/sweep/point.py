@@ -1,10 +1,8 @@
-"""All there is to do for one point of a sweep: claim it, train it or go on with it, evaluate it, say what came of it.
+"""Everything for one point of a sweep: claim it, train or resume it, evaluate it, record the outcome.
 
-Every launcher only places this process, on this machine or on another. Started again it goes on where things stand, so
-it may be killed at any time. What it trains writes to logs/<key>.log and dies with it.
-
-The surprising thing: SIGTERM is also what a training gets when the process above it is killed outright, so that even
-then it saves; whoever takes the point over waits for that.
+Launchers only place this process, here or on another machine. It may be killed at any time; started again, it continues
+where things stand. Training writes to logs/<key>.log and dies with this process: it gets SIGTERM even when this process
+is killed outright, so it still saves, and whoever takes the point over waits for that.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from rung.sweep.space import Point, Sweep
 from rung.text import printable, visible
 
 FINISHED, FAILED, STOPPED = 0, 1, 3  # exit codes
-MISTAKE = 2  # exit code of a verb whose user can mend it
+MISTAKE = 2  # exit code of a verb whose user can fix it
 INTERRUPTED = (130, 143, 129, -2, -15, -1)  # exit codes of a training that was told to stop
 LOST = -1000  # what follow() returns where no exit code counts
 POLL_S = 0.2
@@ -41,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 _NUM_TAIL_BYTES = 8192
 
 
-class Ended(NamedTuple):
+class PointResult(NamedTuple):
     """What came of a point: an exit code, the outcome that its claim keeps, and a sentence."""
 
     code: int
@@ -61,70 +59,80 @@ def command_of(sweep: Sweep, point: Point) -> list[str]:
     return [sys.executable, "-m", "rung", "sweep", "point", str(sweep.folder), point.key]
 
 
-def run_point(folder: Path, key_or_index: str) -> Ended:
+def run_point(folder: Path, key_or_index: str) -> PointResult:
     """Does what is to be done for a point; the exit code of the process is that of what came of it."""
     sweep = load(folder, with_retired=True)
     point = sweep.point(key_or_index)
-    with Wish(sweep) as wish:
+    with StopRequest(sweep) as stop:
         while (claim := state.take(sweep, point.key)) is None:
-            if wish.times():
-                return Ended(STOPPED, "stopped", "another process works on it")
+            if stop.times():
+                return PointResult(STOPPED, "stopped", "another process works on it")
             time.sleep(POLL_S)
-        ended = Ended(STOPPED, "stopped", "its process ended early")
+        ended = PointResult(STOPPED, "stopped", "its process ended early")
         try:
-            ended = _carry_out(sweep, point, wish, claim)
+            ended = _carry_out(sweep, point, stop, claim)
         except UserError as error:
-            ended = Ended(FAILED, "refused", visible(str(error)))
+            ended = PointResult(FAILED, "refused", visible(str(error)))
         finally:
             run = _run_of(sweep, point)
             claim.release(ended.outcome, ended.text, run.id if run else None)
     return ended
 
 
-def _carry_out(sweep: Sweep, point: Point, wish: Wish, claim: state.Claim) -> Ended:
+def _carry_out(sweep: Sweep, point: Point, stop: StopRequest, claim: state.Claim) -> PointResult:
     if claim.after.get("outcome") == "failed":
-        return Ended(FAILED, "failed", str(claim.after.get("text")))  # for good, until somebody asks for another try
+        # For good, until somebody asks for another try.
+        return PointResult(FAILED, "failed", str(claim.after.get("text")))
     done: Step | None = None
     num_crashes = 0
     while True:
         run = _run_of(sweep, point)
         if run is not None and run.status == "running":  # resumed by hand, or still saving after its point was killed
-            if wish.times():
-                return Ended(STOPPED, "stopped", f"{run.id} is {run.status_text}")
+            if stop.times():
+                return PointResult(STOPPED, "stopped", f"{run.id} is {run.status_text}")
             claim.beat()
             time.sleep(POLL_S)
             continue
         if run is not None and state.is_hopeless(run, claim):
-            return Ended(FAILED, "failed", f"{run.id} diverged: {_reason(run)}")
+            return PointResult(FAILED, "failed", f"{run.id} diverged: {_reason(run)}")
         step = next_step(sweep, point, run)
         if step is None:
-            return Ended(FINISHED, "finished")
-        if wish.times():
-            return Ended(STOPPED, "stopped")
+            return PointResult(FINISHED, "finished")
+        if stop.times():
+            return PointResult(STOPPED, "stopped")
         if step == done:
-            return Ended(
-                FAILED, "failed", f"`rung {step.what}` ended with 0 and left nothing; see {_log(sweep, point)}"
+            return PointResult(
+                FAILED, "failed", f"`rung {step.what}` ended with 0 and left nothing; see {log_of(sweep, point.key)}"
             )
-        code = follow(_command(sweep, step), _log(sweep, point), wish, claim)
+        code = follow(_command(sweep, step), log_of(sweep, point.key), stop, claim)
         done = step if code == 0 else None
         if code == 0:
             continue
-        ended = _after(code, sweep, point, wish)
+        ended = _after(code, sweep, point, stop)
         num_crashes += 1
-        if ended is not None or num_crashes > sweep.retries:
-            return ended or Ended(FAILED, "failed", _crashed(sweep, point, code, num_crashes))
+        if ended is None and num_crashes > sweep.retries:
+            run, lines = _run_of(sweep, point), _tail(log_of(sweep, point.key)).splitlines()
+            printed = [line for line in lines if line.strip() and not line.startswith("--- ")]
+            last = printable(printed[-1].strip()) if printed else "nothing was printed"
+            if run is not None and run.status == "crashed":  # what it recorded says more than its last line
+                last = _reason(run)
+            times = "" if num_crashes == 1 else f"{num_crashes} times, at last "
+            see = f"`rung sweep log {sweep.name} {point.key}`"
+            ended = PointResult(FAILED, "failed", f"crashed {times}with exit code {code}: {last[:300]} ({see})")
+        if ended is not None:
+            return ended
 
 
-def _after(code: int, sweep: Sweep, point: Point, wish: Wish) -> Ended | None:
+def _after(code: int, sweep: Sweep, point: Point, stop: StopRequest) -> PointResult | None:
     """What an exit code other than 0 means for the point; None: a crash, to be tried again."""
     run = _run_of(sweep, point)
     if run is not None and run.status == "diverged":
-        return None  # told where the loop begins
-    said = _sentence(_log(sweep, point))
-    if code == MISTAKE or (sweep.ranks > 1 and said and not wish.times()):  # torchrun has exit codes of its own
-        return Ended(FAILED, "refused", said or f"exit code {code}")
-    if wish.times() or code in INTERRUPTED or code == LOST or (run is not None and run.status == "stopped"):
-        return Ended(STOPPED, "stopped", "another process took it over" if code == LOST else "")
+        return None  # reported where the loop begins
+    mistake = _sentence(log_of(sweep, point.key))
+    if code == MISTAKE or (sweep.ranks > 1 and mistake and not stop.times()):  # torchrun has exit codes of its own
+        return PointResult(FAILED, "refused", mistake or f"exit code {code}")
+    if stop.times() or code in INTERRUPTED or code == LOST or (run is not None and run.status == "stopped"):
+        return PointResult(STOPPED, "stopped", "another process took it over" if code == LOST else "")
     return None
 
 
@@ -149,14 +157,14 @@ def _command(sweep: Sweep, step: Step) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "rung", *step.words]
 
 
-class Wish:
-    """That the point be stopped: by SIGTERM, SIGINT or SIGHUP to this process, or by the sweep's stop file."""
+class StopRequest:
+    """Whether the point is to stop: asked by SIGTERM, SIGINT or SIGHUP to this process, or by the sweep's stop file."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep, self._num_asked, self._next_look_s = sweep, 0, 0.0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Wish:
+    def __enter__(self) -> StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -178,7 +186,7 @@ class Wish:
         return self._num_asked
 
 
-def follow(command: Sequence[str], log: Path, wish: Wish, claim: state.Claim) -> int:
+def follow(command: Sequence[str], log: Path, stop: StopRequest, claim: state.Claim) -> int:
     """Runs a command to its end, with its output in `log`; returns its exit code, or LOST where it lost its claim."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -195,31 +203,26 @@ def follow(command: Sequence[str], log: Path, wish: Wish, claim: state.Claim) ->
             )
     except OSError as error:
         raise refused(str(log), error) from error
-    num_told, next_beat_s = 0, 0.0
+    num_sent, next_beat_s = 0, 0.0
     while (code := child.poll()) is None:
         if time.monotonic() >= next_beat_s:
             next_beat_s = time.monotonic() + state.BEAT_S
             if not claim.beat():
-                for pid in [child.pid, *_children(child.pid)]:  # the ranks of torchrun would outlive it
+                pids = [child.pid]
+                for file in Path(f"/proc/{child.pid}/task").glob("*/children"):  # ranks of torchrun would outlive it
+                    with contextlib.suppress(OSError):
+                        pids += map(int, file.read_text().split())
+                for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 child.wait()
                 return LOST
-        while num_told < wish.times():  # asked twice, it gets what a second Ctrl-C is: stop at once
-            child.send_signal(signal.SIGTERM if num_told == 0 else signal.SIGINT)
-            num_told += 1
+        while num_sent < stop.times():  # asked twice, it gets what a second Ctrl-C is: stop at once
+            child.send_signal(signal.SIGTERM if num_sent == 0 else signal.SIGINT)
+            num_sent += 1
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_S)
     return code
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that this one has started; none where there is no /proc."""
-    found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, file.read_text().split())
-    return found
 
 
 def dies_with_parent() -> Callable[[], None] | None:
@@ -242,10 +245,6 @@ def _run_of(sweep: Sweep, point: Point) -> Run | None:
     return state.best_of(state.runs_of(sweep).get(point.key, []))
 
 
-def _log(sweep: Sweep, point: Point) -> Path:
-    return log_of(sweep, point.key)
-
-
 def log_of(sweep: Sweep, key: str) -> Path:
     """Where everything lies that was printed for a point."""
     return sweep.folder / "logs" / f"{key}.log"
@@ -255,19 +254,8 @@ def _reason(run: Run) -> str:
     return printable(str(run.document.get("reason") or "no reason is recorded"))
 
 
-def _crashed(sweep: Sweep, point: Point, code: int, num_crashes: int) -> str:
-    lines = [line for line in _tail(_log(sweep, point)).splitlines() if line.strip() and not line.startswith("--- ")]
-    run = _run_of(sweep, point)
-    if run is not None and run.status == "crashed":  # what it recorded says more than its last line
-        last = _reason(run)[:300]
-    else:
-        last = printable(lines[-1].strip())[:300] if lines else "nothing was printed"
-    times = "" if num_crashes == 1 else f"{num_crashes} times, at last "
-    return f"crashed {times}with exit code {code}: {last} (`rung sweep log {sweep.name} {point.key}`)"
-
-
 def _sentence(log: Path) -> str:
-    """What rung said last about a mistake of the user; empty where the last command said nothing of the kind."""
+    """The last message of rung about a mistake of the user; empty where the last command printed none."""
     last = _tail(log).rpartition("\n--- ")[2]
     found = re.findall(r"^(?:\[rank\d+\]: ?)?rung: (.*?)(?=\n\S|\Z)", last, re.M | re.S)
     return visible(found[-1].strip())[:1500] if found else ""

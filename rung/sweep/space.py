@@ -1,10 +1,7 @@
-"""The points of a sweep: which there are, what to type for each, and the key that each is known by.
+"""The points of a sweep: which there are, the command-line overrides of each, and the key that each is known by.
 
-Reading the sweep file is left to plan, and whether a point's config can be trained to the command line.
-
-The surprising thing: a key is made of what the words mean, and not of how they are spelled or ordered, so that a sweep
-file can be rearranged, moved and extended, and the points that are trained already are still found. A config file
-counts by what it holds.
+A key depends on what the overrides mean, not on how they are spelled or ordered, so a sweep file can be rearranged,
+moved and extended, and points that are already trained are still found. A config file counts by its content.
 """
 
 from __future__ import annotations
@@ -38,9 +35,10 @@ class Point:
     key: str
     words: tuple[str, ...]
     varies: Mapping[str, Any]
+    run: str | None = None  # a run that was made elsewhere and serves here; its path, from the folder of the runs
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """What sets it apart, as a person reads it."""
         return " ".join(f"{name}={one_line(value)}" for name, value in self.varies.items()) or self.key
 
@@ -75,7 +73,8 @@ class Sweep:
         if len(found) == 1:
             return found[0]
         what = f"{len(found)} points begin with {key_or_index!r}" if found else f"there is no point {key_or_index!r}"
-        raise UserError(f"{what} in sweep {self.name}; `rung sweep show {self.name}` lists their keys.")
+        message = f"{what} in sweep {self.name}; `rung sweep show {self.name}` lists their keys."
+        raise UserError(message, code="no-point")
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -98,7 +97,8 @@ def point_of(sweep: Sweep, varies: Mapping[str, Any]) -> Point:
 def word(name: str, value: Any) -> str:
     """`name=value` that the command line reads back as this value."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{one_line(name)!r} is not a key; write it with dots, such as lr.learning_rate")
+        message = f"{one_line(name)!r} is not a key; write it with dots, such as lr.learning_rate"
+        raise ConfigError(message, code="no-key")
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_overrides([f"x={value}"]) == {"x": value}:
         return f"{name}={value}"
     return f"{name}={_flow(value)}"
@@ -107,10 +107,8 @@ def word(name: str, value: Any) -> str:
 def _flow(value: Any) -> str:
     """A value in one line of YAML; JSON is close, but has no infinity and splits rare characters in two."""
     if isinstance(value, str):
-        signs = (
-            (sign if sign.isascii() and sign.isprintable() and sign not in '"\\' else None, sign) for sign in value
-        )
-        return '"' + "".join(kept or f"\\U{ord(sign):08X}" for kept, sign in signs) + '"'
+        signs = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
+        return f'"{"".join(signs)}"'
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_flow(str(name))}: {_flow(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -140,7 +138,7 @@ def _held(file: str) -> tuple[str, ...]:
     try:
         seen = os.stat(file)
     except OSError:
-        raise ConfigError(f"no config file {file}") from None
+        raise ConfigError(f"no config file {file}", code="no-file") from None
     return _read(file, seen.st_mtime_ns, seen.st_size)
 
 

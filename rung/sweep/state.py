@@ -1,11 +1,9 @@
-"""Who works on a point, and how each point stands. All of it lies in the sweep's folder and in the runs themselves.
+"""Who works on a point, and the status of each. All of it lies in the sweep's folder and in the runs themselves.
 
-A claim is a numbered file, claims/<key>.<n>.json, made by a link, which only one can win. It names the process that
-works on the point, and when that is done, what came of it. The highest number counts. Whoever finds it released, or
-its process dead, may make the next. No lock is needed, so this also holds on network disks that have none.
-
-The surprising thing: claims are never deleted. A number that came free again could be won by two at once; and so the
-claims of a point are its history.
+A claim is a numbered file, claims/<key>.<n>.json, made by a link, which only one process can win. It names the process
+that works on the point and, once that is done, the outcome. The highest number counts; whoever finds it released, or
+its process dead, may make the next. No lock is needed, so this also holds on network disks that have none. Claims are
+never deleted: two processes could win a number that came free again.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from rung.errors import CheckpointError, RunError
 from rung.runs.files import read_json, refused, to_json, write_json
 from rung.runs.marks import BEST, read_mark, saved_steps
 from rung.runs.process import Liveness, liveness, this_process
-from rung.runs.query import Run, list_runs
+from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import utc_now
 from rung.sweep.space import Point, Sweep
 
-BEAT_S = 2.0  # between signs of life of a claim, and looks for a wish to stop
+BEAT_S = 2.0  # between signs of life of a claim, and looks for a request to stop
 OUTCOMES = ("finished", "stopped", "failed", "refused", "again")
 _STOP = "stop"
 
@@ -44,7 +42,7 @@ class Claim:
 
     @property
     def outcome(self) -> str | None:
-        """finished, stopped, failed, refused (a mistake to mend), again (somebody wants another try); None: held."""
+        """finished, stopped, failed, refused (a mistake to fix), again (somebody wants another try); None: held."""
         return self.document.get("outcome")
 
     @property
@@ -73,9 +71,10 @@ class Claim:
 
     def beat(self) -> bool:
         """Gives a sign of life; False when somebody else has taken over, as after a long sleep of this machine."""
-        with contextlib.suppress(OSError):  # a full or absent disk is told by the training
+        with contextlib.suppress(OSError):  # the training reports a full or absent disk
             os.utime(self.path)
-        return not _path(self.path.parent, _key(self.path), self.number + 1).exists()
+        key = self.path.name.partition(".")[0]
+        return not self.path.with_name(f"{key}.{self.number + 1}.json").exists()
 
     def release(self, outcome: str, text: str = "", run: str | None = None) -> None:
         """Lets go of the point and says what came of it."""
@@ -128,7 +127,7 @@ def _make(folder: Path, key: str, last: Claim | None) -> Claim | None:
     after = {"outcome": last.outcome, "text": last.text} if last else None
     again = last.document.get("again") if last else None
     document = {"process": this_process(), "taken": utc_now(), "outcome": None, "after": after, "again": again}
-    path = _path(folder, key, number)
+    path = folder / f"{key}.{number}.json"
     beside = folder / f".{key}.{uuid.uuid4().hex}.part"
     try:
         beside.write_bytes(to_json(document) + b"\n")
@@ -140,14 +139,6 @@ def _make(folder: Path, key: str, last: Claim | None) -> Claim | None:
         with contextlib.suppress(OSError):
             beside.unlink()
     return Claim(path, number, document)
-
-
-def _path(folder: Path, key: str, number: int) -> Path:
-    return folder / f"{key}.{number}.json"
-
-
-def _key(path: Path) -> str:
-    return path.name.partition(".")[0]
 
 
 def _numbers(folder: Path) -> dict[str, int]:
@@ -165,11 +156,12 @@ def _numbers(folder: Path) -> dict[str, int]:
 def _open(folder: Path, key: str, number: int | None) -> Claim | None:
     if number is None:
         return None
-    path = _path(folder, key, number)
+    path = folder / f"{key}.{number}.json"
     try:
         document = read_json(path)
     except OSError as error:
-        raise RunError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from error
+        message = f"cannot read {path}: {(error.strerror or str(error)).lower()}."
+        raise RunError(message, code="cannot-read") from error
     except ValueError:  # what a power cut leaves: nobody knows whose it was, and it counts until it has gone silent
         document = None
     return Claim(path, number, document if isinstance(document, dict) else {})
@@ -201,12 +193,14 @@ def is_asked_to_stop(sweep: Sweep) -> bool:
 
 
 def allow_again(sweep: Sweep) -> None:
-    """Takes the wish to stop back; whoever starts the sweep does it."""
+    """Withdraws the request to stop; whoever starts the sweep does it."""
     (sweep.folder / _STOP).unlink(missing_ok=True)
 
 
 def runs_of(sweep: Sweep, experiment: str | None = None) -> dict[str, list[Run]]:
-    """Key -> the runs of that point, oldest first; of one experiment, or of all, as a run may have been moved."""
+    """Key -> the runs of that point, oldest first; of one experiment, or of all, as a run may have been moved.
+
+    One that was made elsewhere and serves the point comes before those that were made for it."""
     found: dict[str, list[Run]] = {}
     if experiment is not None and not (sweep.runs / experiment).is_dir():
         return found
@@ -216,22 +210,22 @@ def runs_of(sweep: Sweep, experiment: str | None = None) -> dict[str, list[Run]]
             found.setdefault(of["point"], []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: str(run.document.get("created")))
+    for point in sweep.points:
+        if point.run is not None:
+            with contextlib.suppress(RunError):  # of a run that was removed since
+                found.setdefault(point.key, []).insert(0, open_run(sweep.runs / point.run, sweep.runs))
     return found
 
 
 def best_of(runs: Sequence[Run]) -> Run | None:
-    """The run that counts for a point: one that finished, else one that goes on, else one that can, else the newest."""
+    """The run that counts for a point: one that finished, else one that runs, else one to resume, else the newest."""
     newest = list(reversed(runs))
-    for fits in (
-        lambda run: run.status == "finished",
-        lambda run: run.status == "running",
-        lambda run: run.status != "diverged" and bool(run.checkpoints()),
-        lambda run: True,
-    ):
+    for status in ("finished", "running"):
         for run in newest:
-            if fits(run):
+            if run.status == status:
                 return run
-    return None
+    to_resume = (run for run in newest if run.status != "diverged" and run.checkpoints())
+    return next(to_resume, newest[0] if newest else None)
 
 
 def is_hopeless(run: Run, claim: Claim | None) -> bool:
@@ -289,7 +283,7 @@ def _state(sweep: Sweep, claim: Claim | None, run: Run | None) -> State:
     if run.status == "diverged":
         return State("waiting", text=f"{run.id} diverged; it is tried again", run=run)
     saved = run.checkpoints()
-    return State("stopped", text=f"goes on with {run.id}" if saved else f"{run.id} saved nothing", run=run)
+    return State("stopped", text=f"continues with {run.id}" if saved else f"{run.id} saved nothing", run=run)
 
 
 def states(sweep: Sweep) -> dict[str, State]:

@@ -1,25 +1,38 @@
-"""Serves a page until Ctrl-C.
+"""Serves a page until Ctrl-C, and keeps other people's web pages away from it.
 
-The port is taken before anything slow is loaded, so that a port in use is told at once.
+A browser lets any page connect to 127.0.0.1. Two headers, which a page cannot forge, tell them apart: the origin of a
+foreign page is not the host that it asks; and a foreign name that was made to point here is a host that we do not know.
+Addresses are always known, since an attack by name cannot use them. A program without an origin is no web page.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import socket
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rung.errors import UserError
 
+POLICY = "default-src 'self'; img-src 'self' blob:; media-src blob:; frame-ancestors 'none'; base-uri 'none'"
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections already; port 0 takes a free one."""
+    """A socket that accepts connections already, so that a port in use is reported before anything slow is loaded.
+
+    Port 0 takes a free one.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
-        raise UserError(f"--host {host} is no address of this machine; 127.0.0.1 is") from error
+        raise UserError(f"--host {host} is not an address of this machine; 127.0.0.1 is", code="bad-host") from error
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -28,10 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} of {host} is in use; --port 0 takes a free one") from error
+            raise UserError(f"port {port} of {host} is in use; --port 0 takes a free one", code="in-use") from error
         if error.errno == errno.EACCES:
-            raise UserError(f"port {port} of {host} is not allowed to you; take one above 1023") from error
-        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+            raise UserError(
+                f"you may not use port {port} of {host}; take one above 1023", code="no-permission"
+            ) from error
+        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}", code="bad-host") from error
     return found
 
 
@@ -44,7 +59,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def server(app: ASGIApp) -> uvicorn.Server:
-    """Pictures do not get smaller by deflate, and wishes are short. An end does not wait for visitors to leave."""
+    """Pictures do not get smaller by deflate, and requests are short. Ending does not wait for visitors to leave."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -55,3 +70,38 @@ def server(app: ASGIApp) -> uvicorn.Server:
             timeout_graceful_shutdown=1,
         )
     )
+
+
+class OwnPagesOnly:
+    """ASGI middleware: answers 403 to everybody else, and forbids our own pages to load anything from outside."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
+        self.app, self.hosts = app, {"localhost", *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if not self.is_ours(headers.get("host", ""), headers.get("origin")):
+            refusal = PlainTextResponse("this page is not served under that name, nor to other pages", 403)
+            await refusal(scope, receive, send)
+            return
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                to_send = MutableHeaders(scope=message)
+                to_send["content-security-policy"] = POLICY
+                to_send["cache-control"] = "no-cache"
+            await send(message)
+
+        await self.app(scope, receive, send_with_policy)
+
+    def is_ours(self, host: str, origin: str | None) -> bool:
+        """Whether a request with these headers comes from one of our own pages, or from no page at all."""
+        with contextlib.suppress(ValueError):  # of an address that cannot be parsed
+            name = urlsplit(f"//{host}").hostname or ""
+            if origin is not None and urlsplit(origin).netloc != host:
+                return False
+            return name in self.hosts or bool(ipaddress.ip_address(name))
+        return False

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rung.doctor.diagnose import diagnose
 from rung.doctor.history import read
-from rung.recipe import Batch, Draw, Loss, Objective, Recipe, Stream
-from tests.cases.case import Ask, Case, Found, by_rule, trained
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Recipe, Stream
+from tests.cases import statistics as stat
+from tests.cases.case import Ask, Case, Seen, diagnosed, trained
 from tests.cases.running import run_case
 from tests.cases.tiny import Attention, Block, Gpt, Rows, Tiny
 
@@ -25,7 +26,7 @@ class Dead(Tiny):
         model = super().model()
         for block in model.blocks:  # type: ignore[union-attr]
             with torch.no_grad():
-                block.mlp[0].bias[8:] = -3.0
+                block.mlp[0].bias[4:] = -3.0
         return model
 
 
@@ -68,7 +69,7 @@ class Reach(Tiny):
             loss = F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
             return Loss(loss, torch.tensor(float(batch["y"].numel())))
 
-        return [Objective("squares", list(model.parameters()), squares)]
+        return [Objective("squares", [ParameterGroup("all", model.parameters())], squares)]
 
 
 class OutOfReach(Reach):
@@ -80,7 +81,7 @@ class LoudAttention(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=2000.0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1e4)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -102,7 +103,7 @@ class Drifting(Tiny):
             losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
             return Loss(losses, torch.tensor(float(ids[:, 1:].numel())))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class Sure(Tiny):
@@ -116,7 +117,7 @@ class Sure(Tiny):
             doubt = torch.special.entr(logits.softmax(-1)).sum()
             return Loss(losses + 10.0 * doubt, torch.tensor(float(ids[:, 1:].numel())))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class Deep(Tiny):
@@ -138,26 +139,33 @@ class DeepLoud(Deep):
     gain = 50.0
 
 
-def beside_parent(recipe: type[Recipe], *words: str) -> Ask:
+def beside_parent(recipe: type[Recipe], *overrides: str) -> Ask:
     """What is found in a run whose parent is a healthy one."""
 
-    def ask(root: Path, seed: int) -> Found:
-        parent = run_case(Deep, root, *words, seed=seed)
-        return by_rule(diagnose(read(run_case(recipe, root, *words, seed=seed, parent=parent.id))))
+    def ask(root: Path, seed: int) -> Seen:
+        parent = run_case(Deep, root, *overrides, seed=seed)
+        return diagnosed(read(run_case(recipe, root, *overrides, seed=seed, parent=parent.id)))
 
     return ask
 
 
-OFTEN = "signals.look_every=2"  # 50 looks in 100 steps
-SHORT = "optimizer.max_iters=60"
-SLOW = "lr.learning_rate=1e-3"  # at 3e-3 such logits are a sign of too high a rate, and that is what is told
+OFTEN = "signals.activation_stats_every=2"  # 50 looks in 100 steps
+SHORT, LONGER = "optimizer.max_iters=60", "optimizer.max_iters=300"
+SLOW = "lr.learning_rate=2e-4"  # at ten times that such logits are a sign of too high a rate, and that is what is told
 
 CASES = [
-    Case("A1", "biases far below zero", trained(Dead, OFTEN), trained(Tiny, OFTEN), "sick"),
-    Case("A2", "weights times 500 before a tanh", trained(Saturated), trained(Tanh)),
-    Case("A2", "targets that a tanh cannot reach", trained(OutOfReach), trained(Reach), "fatal"),
-    Case("A3", "attention scaled up", trained(Loud, SLOW), trained(Tiny, SLOW), "sick", is_quick=True),
-    Case("A4", "logits sink at every step", trained(Drifting), trained(Tiny)),
-    Case("A5", "certainty is rewarded", trained(Sure), trained(Tiny), "sick"),
-    Case("A6", "loud blocks", beside_parent(DeepLoud, SHORT), beside_parent(Deep, SHORT)),
-]
+    Case("A1", "biases far below zero", trained(Dead, OFTEN), trained(Tiny, OFTEN), "sick",
+         statistic=stat.held("A1", stat.dead_units(spread=(0.016, 0.33)))),
+    Case("A2", "weights times 500 before a tanh", trained(Saturated), trained(Tanh),
+         statistic=stat.held("A2", stat.saturated(spread=(0.1, 0.1)))),
+    Case("A2", "targets that a tanh cannot reach", trained(OutOfReach), trained(Reach), "fatal",
+         statistic=stat.held("A2", stat.targets_outside)),
+    Case("A3", "attention scaled up", trained(Loud, SLOW), trained(Tiny, SLOW), "sick", is_quick=True,
+         statistic=stat.attention_logit),
+    Case("A4", "logits sink at every step", trained(Drifting), trained(Tiny),
+         statistic=stat.held("A4", stat.logit_drift)),
+    Case("A5", "certainty is rewarded", trained(Sure, LONGER), trained(Tiny, LONGER), "sick",
+         statistic=stat.held("A5", stat.too_sure)),
+    Case("A6", "loud blocks", beside_parent(DeepLoud, SHORT), beside_parent(Deep, SHORT),
+         statistic=stat.of(stat.growth_apart)),
+]  # fmt: skip

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.config import key, section
-from rung.recipe import Batch, Draw, Input, Loss, Objective, Part, Recipe, Stream
+from rung.random import Draw
+from rung.recipe import Batch, Input, Loss, Objective, ParameterGroup, Part, Recipe, Stream
+from tests.cases import statistics as stat
 from tests.cases.case import Case, trained
+from tests.cases.statistics import FACT
 from tests.cases.tiny import Rows
 
 HORIZONS = (1, 2, 4, 8, 16)
@@ -54,7 +57,7 @@ class Steered(Recipe):
             given = torch.cat([batch["state"], self.cfg.gain * batch["control"]], dim=1)
             return Loss(F.mse_loss(model(given), batch["after"], reduction="sum"), _count(batch["after"]))
 
-        return [Objective("next_state", list(model.parameters()), squared)]
+        return [Objective("next_state", [ParameterGroup("all", model.parameters())], squared)]
 
     def inputs(self) -> Sequence[Input]:
         return [Input("control", ["control"]), Input("state", ["state"])]
@@ -76,6 +79,7 @@ class Rolling(Recipe):
             rng = np.random.default_rng(seed)
             start = rng.normal(size=(num_rows, 2))
             path = np.stack([start @ turn(0.3 * t).T for t in range(HORIZONS[-1] + 1)], axis=1)
+            path += rng.normal(0, 0.05, path.shape)
             return Rows(f"rolling/{name}", 2, path=path.astype(np.float32))
 
         return {"train": rows("train", 2000, 1), "val": rows("val", 64, 2)}
@@ -91,7 +95,7 @@ class Rolling(Recipe):
             before, after = path[rows, torch.from_numpy(at)], path[rows, torch.from_numpy(at) + 1]
             return Loss(F.l1_loss(before + model(before), after, reduction="sum"), _count(after))
 
-        return [Objective("one_step", list(model.parameters()), one_step)]
+        return [Objective("one_step", [ParameterGroup("all", model.parameters())], one_step)]
 
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
         path, parts = batch["path"], dict[str, Part]()
@@ -175,8 +179,10 @@ class Duel(Recipe):
             return Loss((F.softplus(-on_real) + F.softplus(on_made)).sum(), count, parts)
 
         return [
-            Objective("generator", list(model.generator.parameters()), generator),
-            Objective("discriminator", list(model.discriminator.parameters()), discriminator, lr_scale=game.lr_scale),
+            Objective("generator", [ParameterGroup("all", model.generator.parameters())], generator),
+            Objective(
+                "discriminator", [ParameterGroup("all", model.discriminator.parameters(), game.lr_scale)], discriminator
+            ),
         ]
 
 
@@ -197,11 +203,17 @@ def _count(values: Tensor) -> Tensor:
 GAME = ("optimizer.max_iters=300", "eval_interval=50", "lr.learning_rate=1e-3")
 
 CASES = [
-    Case("C1", "control-times-0", trained(Steered, "gain=0"), trained(Steered), is_quick=True),
-    Case("C3", "gain-1.15", trained(Rolling, "gain=1.15"), trained(Rolling), is_quick=True),
+    Case("C1", "control-times-0", trained(Steered, "gain=0"), trained(Steered), is_quick=True,
+         statistic=stat.of(stat.input_used)),
+    Case("C3", "gain-1.6", trained(Rolling, "gain=1.6"), trained(Rolling), is_quick=True,
+         statistic=stat.of(stat.rollout)),
     Case("G1", "fast-discriminator",
-         trained(Lost, *GAME, "lr.learning_rate=1e-4", "adversarial.lr_scale=100"), trained(Duel, *GAME)),
-    Case("G2", "weight-1e-5", trained(Duel, *GAME, "adversarial.weight=1e-5"), trained(Duel, *GAME)),
-    Case("G2", "detached", trained(Duel, *GAME, "adversarial.detached=true"), trained(Duel, *GAME), severity="sick"),
-    Case("G2", "rate-0", trained(Duel, *GAME, "adversarial.lr_scale=0"), trained(Duel, *GAME), severity="sick"),
+         trained(Lost, *GAME, "lr.learning_rate=1e-4", "adversarial.lr_scale=100"), trained(Duel, *GAME),
+         statistic=stat.held("G1", stat.dominates(spread=(0.01, 0.1)))),
+    Case("G2", "weight-1e-5", trained(Duel, *GAME, "adversarial.weight=1e-5"), trained(Duel, *GAME),
+         statistic=stat.held("G2", stat.pull)),
+    Case("G2", "detached", trained(Duel, *GAME, "adversarial.detached=true"), trained(Duel, *GAME), severity="sick",
+         statistic=FACT),
+    Case("G2", "rate-0", trained(Duel, *GAME, "adversarial.lr_scale=0"), trained(Duel, *GAME), severity="sick",
+         statistic=FACT),
 ]  # fmt: skip

@@ -27,13 +27,13 @@ def table(names: Sequence[str], steps: Sequence[int], **columns: Any) -> Table:
 
 
 def tensors(names: Sequence[str], steps: Sequence[int], **columns: Any) -> Table:
-    """A table of tensors that are healthy but for what is said: updates of 3e-3, matrices of 1000 numbers."""
+    """A table of tensors that are healthy but for the arguments: updates of 3e-3, matrices of 1000 numbers."""
     usual: dict[str, Any] = {"grad": 0.1, "weight": 1.0, "update": 3e-3, "rms": 1.0, "eps_share": 0.0}
     return table(names, steps, **(usual | {"numel": 1000.0, "decayed": 1.0} | columns))
 
 
 def history(rows: Mapping[str, Sequence[float]], config: Mapping[str, Any] | None = None, **fields: Any) -> History:
-    """Columns from step 0 on. lr and skipped are there unless said otherwise; a warm-up is not."""
+    """Columns from step 0 on. lr and skipped are there unless given; a warm-up is not."""
     num_steps = max((len(values) for values in rows.values()), default=0)
     usual = {"loss": [2.0] * num_steps, "lr": [1e-3] * num_steps, "skipped": [0.0] * num_steps}
     usual |= {"norm": [1.0] * num_steps, "targets": [512.0] * num_steps}
@@ -64,7 +64,7 @@ def severity(made: History, rule: str) -> str | None:
     return finding.severity if finding else None
 
 
-def foreign(
+def own_loop(
     update: Callable[[nn.Module, Tensor, dict[str, float]], None],
     config: Mapping[str, Any],
     seed: int,

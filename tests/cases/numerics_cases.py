@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rung.doctor.diagnose import diagnose
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Stream
-from tests.cases.case import Ask, Case, Found, by_rule, trained
-from tests.cases.made import foreign
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Stream
+from tests.cases import statistics as stat
+from tests.cases.case import Ask, Case, Seen, diagnosed, trained
+from tests.cases.made import own_loop
+from tests.cases.statistics import FACT
 from tests.cases.tiny import Rows, Tiny
 
 
@@ -59,7 +61,7 @@ class Regression(Tiny):
                 F.mse_loss(model(batch["x"]), batch["y"], reduction="sum"), torch.tensor(float(len(batch["x"])))
             )
 
-        return [Objective("squares", list(model.parameters()), squares)]
+        return [Objective("squares", [ParameterGroup("all", model.parameters())], squares)]
 
 
 class NanFeature(Regression):
@@ -132,7 +134,7 @@ class TooLargeForHalf(Scaled):
 def half(is_unscaled_first: bool) -> Ask:
     """Somebody's loop with a loss scale, which clips before or after the scale is divided out."""
 
-    def ask(root: Path, seed: int) -> Found:
+    def ask(root: Path, seed: int) -> Seen:
         scale, made = 2.0**16, {}
 
         def update(model: nn.Module, loss: Tensor, row: dict[str, float]) -> None:
@@ -150,9 +152,9 @@ def half(is_unscaled_first: bool) -> Ask:
                     p.grad /= scale
             optimizer.step()
             made["steps"] = made.get("steps", 0) + 1
-            scale *= 2 if made["steps"] % 50 == 0 else 1
+            scale *= 16 if made["steps"] % 50 == 0 else 1  # twice is lost in the noise of ten norms
 
-        return by_rule(diagnose(foreign(update, {"optimizer.name": "adamw"}, seed)))
+        return diagnosed(own_loop(update, {"optimizer.name": "adamw"}, seed))
 
     return ask
 
@@ -193,7 +195,7 @@ class Masked(Tiny):
             count = (labels != -100).sum().float()
             return Loss(F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels.flatten()) * count, count)
 
-        return [Objective("next_id", list(model.parameters()), mean)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], mean)]
 
 
 class NoLabels(Masked):
@@ -209,13 +211,16 @@ class FewLabels(Masked):
 HALF = ("system.dtype=float16",)
 MICROS = ("data.batch_size=4", "optimizer.gradient_accumulation_steps=4")
 CASES = [
-    Case("N1", "nan feature", trained(NanFeature), trained(Regression), "fatal", is_quick=True),
-    Case("N2", "root of zero", trained(UnsafeRoot), trained(SafeRoot), "fatal"),
-    Case("N2", "sum of squares", trained(Overflowing), trained(Tiny), "sick"),
-    Case("N2", "norm before unscale", half(False), half(True), "warn"),
-    Case("N2", "calibration", trained(Calibrating, *HALF), trained(Tiny, *HALF), "info"),
-    Case("N3", "broken weight", trained(BrokenWeight), trained(Tiny), "fatal"),
-    Case("N4", "no scale fits", trained(TooLargeForHalf, *HALF), trained(Tiny, *HALF)),
-    Case("N6", "no labels", trained(NoLabels), trained(Masked), "fatal", is_quick=True),
-    Case("N6", "few labels", trained(FewLabels, *MICROS), trained(Masked, *MICROS)),
-]
+    Case("N1", "nan feature", trained(NanFeature), trained(Regression), "fatal", is_quick=True, statistic=FACT),
+    Case("N2", "root of zero", trained(UnsafeRoot), trained(SafeRoot), "fatal", statistic=FACT),
+    Case("N2", "sum of squares", trained(Overflowing), trained(Tiny), "sick",
+         statistic=stat.of(stat.norm_before_overflow)),
+    Case("N2", "norm before unscale", half(False), half(True), "warn", statistic=stat.of(stat.norm_follows_scale)),
+    Case("N2", "calibration", trained(Calibrating, *HALF), trained(Tiny, *HALF), "info", statistic=FACT),
+    Case("N3", "broken weight", trained(BrokenWeight), trained(Tiny), "fatal", statistic=FACT),
+    Case("N4", "no scale fits", trained(TooLargeForHalf, *HALF), trained(Tiny, *HALF),
+         statistic=stat.of(stat.least_scale)),
+    Case("N6", "no labels", trained(NoLabels), trained(Masked), "fatal", is_quick=True, statistic=FACT),
+    Case("N6", "few labels", trained(FewLabels, *MICROS), trained(Masked, *MICROS),
+         statistic=stat.of(stat.few_targets)),
+]  # fmt: skip

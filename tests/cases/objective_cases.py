@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rung.recipe import Batch, Draw, Loss, Objective, Stream
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Stream
+from tests.cases import statistics as stat
 from tests.cases.case import Case, trained
 from tests.cases.tiny import Rows, Tiny, chain
 
@@ -26,7 +28,7 @@ class StaleEval(Tiny):
             losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
             return Loss(losses, torch.tensor(float(ids[:, 1:].numel())))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class Padded(Tiny):
@@ -51,7 +53,7 @@ class Padded(Tiny):
             losses = F.cross_entropy(logits, targets, reduction="sum", ignore_index=self.ignored)
             return Loss(losses, (targets != self.ignored).sum())
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class PaddingLeftOut(Padded):
@@ -67,7 +69,7 @@ class NotShifted(Tiny):
             losses = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten(), reduction="sum")
             return Loss(losses, torch.tensor(float(ids.numel())))
 
-        return [Objective("next_id", list(model.parameters()), same_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], same_id)]
 
 
 UNCLIPPED = "optimizer.grad_clip=10"  # eight targets a row have a larger norm, which is nothing to tell
@@ -75,8 +77,12 @@ LONG = ("optimizer.max_iters=400", "eval_interval=40")
 MANY = ("num_rows=10000", "optimizer.max_iters=250")
 
 CASES = [
-    Case("E1", "eval of a copy of step 0", trained(StaleEval), trained(Tiny), "sick", is_quick=True),
-    Case("E2", "32 rows", trained(Tiny, "num_rows=32", *LONG), trained(Tiny, *LONG)),
-    Case("E5", "padding in the loss", trained(Padded, UNCLIPPED), trained(PaddingLeftOut, UNCLIPPED)),
-    Case("E6", "targets not shifted", trained(NotShifted, *MANY), trained(Tiny, *MANY)),
-]
+    Case("E1", "eval of a copy of step 0", trained(StaleEval), trained(Tiny), "sick", is_quick=True,
+         statistic=stat.of(stat.flat_eval)),
+    Case("E2", "32 rows", trained(Tiny, "num_rows=32", *LONG), trained(Tiny, *LONG),
+         statistic=stat.of(stat.evals_rise)),
+    Case("E5", "padding in the loss", trained(Padded, UNCLIPPED), trained(PaddingLeftOut, UNCLIPPED),
+         statistic=stat.held("E5", stat.padding(spread=(0.05, 0.05)))),
+    Case("E6", "targets not shifted", trained(NotShifted, *MANY), trained(Tiny, *MANY),
+         statistic=stat.held("E6", stat.too_good)),
+]  # fmt: skip

@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rung.doctor.diagnose import diagnose
 from rung.doctor.history import read
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Stream
-from tests.cases.case import Ask, Case, Found, by_rule, trained
-from tests.cases.made import foreign
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Stream
+from tests.cases import statistics as stat
+from tests.cases.case import Ask, Case, Seen, diagnosed, trained
+from tests.cases.made import own_loop
 from tests.cases.numerics_cases import Regression
 from tests.cases.running import run_case
+from tests.cases.statistics import FACT
 from tests.cases.tiny import Gpt, Rows, Tiny
 
 # O3: projections that start at zero
@@ -36,7 +38,7 @@ class FromZero(Tiny):
 
 
 def clipped(optimizer: str, limit: float, is_applied: bool = True) -> Ask:
-    def ask(root: Path, seed: int) -> Found:
+    def ask(root: Path, seed: int) -> Seen:
         made: dict[str, torch.optim.Optimizer] = {}
 
         def update(model: nn.Module, loss: Tensor, row: dict[str, float]) -> None:
@@ -49,18 +51,18 @@ def clipped(optimizer: str, limit: float, is_applied: bool = True) -> Ask:
             step.step()
 
         config = {"optimizer.name": optimizer, "optimizer.grad_clip": limit, "lr.learning_rate": 1e-2}
-        return by_rule(diagnose(foreign(update, config, seed)))
+        return diagnosed(own_loop(update, config, seed))
 
     return ask
 
 
-# O5: a batch of one repeated token at step 120
+# O5: a batch of one repeated token at step 560
 
 
 class Repeats(Rows):
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         arrays = super().gather(ids, draw)
-        return {"ids": np.full_like(arrays["ids"], 5)} if draw.step == 120 else arrays
+        return {"ids": np.full_like(arrays["ids"], 5)} if draw.step == 560 else arrays
 
 
 class OneToken(Tiny):
@@ -109,7 +111,7 @@ class WrongLabels(Tiny):
             losses = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
             return Loss(losses, torch.tensor(float(len(batch["y"]))))
 
-        return [Objective("labels", list(model.parameters()), labels)]
+        return [Objective("labels", [ParameterGroup("all", model.parameters())], labels)]
 
 
 # O7: twelve layers of sigmoids, or of ReLUs with the weights that fit them
@@ -144,8 +146,8 @@ class OneRate(Tiny):
         [plain] = super().objectives(model)
         named = dict(model.named_parameters())
         rest = [p for name, p in named.items() if name != self.layer]
-        other = Objective("other", [named[self.layer]], plain.loss, lr_scale=self.times)
-        return [plain._replace(parameters=rest), other]
+        other = Objective("other", [ParameterGroup("head", [named[self.layer]], self.times)], plain.loss)
+        return [plain._replace(groups=[ParameterGroup("rest", rest)]), other]
 
 
 class FastHead(OneRate):
@@ -179,40 +181,52 @@ class LeftOut(Tiny):
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         [plain] = super().objectives(model)
         few = [p for name, p in model.named_parameters() if not name.startswith("blocks.1")]
-        return [plain._replace(parameters=few)]
+        return [plain._replace(groups=[ParameterGroup("few", few)])]
 
 
 # O11: eight times the batch of the parent, with and without the rate that goes with it
 
 
-def after_parent(*words: str) -> Ask:
-    def ask(root: Path, seed: int) -> Found:
+def after_parent(*overrides: str) -> Ask:
+    def ask(root: Path, seed: int) -> Seen:
         few = ("data.batch_size=4", "optimizer.max_iters=100")
         parent = run_case(Tiny, root, *few, seed=seed)
-        return by_rule(diagnose(read(run_case(Tiny, root, *few, *words, seed=seed, parent=parent.id))))
+        return diagnosed(read(run_case(Tiny, root, *few, *overrides, seed=seed, parent=parent.id)))
 
     return ask
 
 
 LONGER = "optimizer.max_iters=600"
+DECAYED = "optimizer.weight_decay=1"
 LARGER = "optimizer.gradient_accumulation_steps=8"
+CLIPPED = stat.held("O4", stat.norm_over_clip)
+APART = stat.held("O8", stat.update_apart)
 CASES = [
-    Case("O1", "rate x 100", trained(Tiny, "lr.learning_rate=0.3"), trained(Tiny), is_quick=True),
-    Case("O2", "rate / 100", trained(Tiny, "lr.learning_rate=3e-5"), trained(Tiny)),
+    Case("O1", "rate x 300", trained(Tiny, "lr.learning_rate=1"), trained(Tiny), is_quick=True,
+         statistic=stat.held("O1", stat.rate_too_high)),
+    Case("O2", "rate / 100", trained(Tiny, "lr.learning_rate=3e-5"), trained(Tiny),
+         statistic=stat.of(stat.rate_too_low)),
     Case("O3", "no warm-up", trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=0"),
-         trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=20")),
-    Case("O3", "from zero", trained(FromZero, "lr.learning_rate=3e-2", "lr.warmup_iters=0"), trained(FromZero)),
-    Case("O4", "always, adam", trained(Tiny, "optimizer.grad_clip=0.05"), trained(Tiny), "info"),
-    Case("O4", "always, sgd", clipped("sgd", 0.05), clipped("sgd", 3.0)),
-    Case("O4", "not applied", clipped("adamw", 0.05, is_applied=False), clipped("adamw", 1.0)),
-    Case("O5", "one token", trained(OneToken), trained(Tiny)),
-    Case("O5", "thrown off", trained(ThrownOff, LONGER), trained(WrongLabels, "optimizer.max_iters=1200")),
-    Case("O6", "eps 0.1", trained(Tiny, "optimizer.eps=0.1"), trained(Tiny, "optimizer.eps=1e-8")),
-    Case("O7", "twelve sigmoids", trained(DeepSigmoid), trained(Deep)),
-    Case("O8", "fast head", trained(FastHead), trained(OneRate)),
-    Case("O8", "slow layer", trained(SlowLayer), trained(OneRate)),
-    Case("O8", "slow layer, longer", trained(SlowLayer, LONGER), trained(Tiny, LONGER, "num_rows=20000")),
-    Case("O9", "detached", trained(DetachedLayer), trained(Tiny), "sick"),
-    Case("O9", "left out", trained(LeftOut), trained(Tiny), "info"),
-    Case("O11", "batch x 8", after_parent(LARGER), after_parent(LARGER, "lr.learning_rate=8.5e-3")),
+         trained(Tiny, "lr.learning_rate=3e-2", "lr.warmup_iters=20"), statistic=stat.of(stat.first_updates)),
+    Case("O3", "from zero", trained(FromZero, "lr.learning_rate=3e-2", "lr.warmup_iters=0"), trained(FromZero),
+         statistic=stat.of(stat.first_updates)),
+    Case("O4", "always, adam", trained(Tiny, "optimizer.grad_clip=0.05"), trained(Tiny, "optimizer.grad_clip=3"),
+         "info", statistic=CLIPPED),
+    Case("O4", "always, sgd", clipped("sgd", 0.05), clipped("sgd", 3.0), statistic=CLIPPED),
+    Case("O4", "not applied", clipped("adamw", 0.05, is_applied=False), clipped("adamw", 1.0),
+         statistic=stat.of(stat.not_clipped)),
+    Case("O5", "one token", trained(OneToken, LONGER), trained(Tiny, LONGER),
+         statistic=stat.spike(left_spread=(0.09, 0.2))),
+    Case("O5", "thrown off", trained(ThrownOff, LONGER), trained(WrongLabels, "optimizer.max_iters=1200"),
+         statistic=stat.spike(left_spread=(0.09, 0.2))),
+    Case("O6", "eps 0.1", trained(Tiny, "optimizer.eps=0.1"), trained(Tiny, "optimizer.eps=1e-8"),
+         statistic=stat.held("O6", stat.eps_against_gradients)),
+    Case("O7", "twelve sigmoids", trained(DeepSigmoid), trained(Deep), statistic=stat.held("O7", stat.least_flow)),
+    Case("O8", "fast head", trained(FastHead, DECAYED), trained(OneRate, DECAYED), statistic=APART),
+    Case("O8", "slow layer", trained(SlowLayer), trained(OneRate), statistic=APART),
+    Case("O8", "slow layer, longer", trained(SlowLayer, LONGER), trained(Tiny, LONGER, "num_rows=20000"),
+         statistic=APART),
+    Case("O9", "detached", trained(DetachedLayer), trained(Tiny), "sick", statistic=FACT),
+    Case("O9", "left out", trained(LeftOut), trained(Tiny), "info", statistic=FACT),
+    Case("O11", "batch x 8", after_parent(LARGER), after_parent(LARGER, "lr.learning_rate=8.5e-3"), statistic=FACT),
 ]  # fmt: skip

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rung.doctor.diagnose import diagnose
 from rung.doctor.history import History, Series
-from tests.cases.case import Ask, Case, by_rule
+from tests.cases import statistics as stat
+from tests.cases.case import Ask, Case, diagnosed
 
 NUM_STEPS = 600
 
@@ -57,11 +56,7 @@ def _series(steps: np.ndarray, values: Any) -> Series:
 
 def judged(make: Callable[[int], History]) -> Ask:
     """What the doctor finds in a history that `make` makes of a seed."""
-
-    def ask(root: Path, seed: int) -> dict[str, str]:
-        return dict(by_rule(diagnose(make(seed))))
-
-    return ask
+    return lambda root, seed: diagnosed(make(seed))
 
 
 def slow_loader(seed: int) -> History:
@@ -108,16 +103,20 @@ def throttled(seed: int) -> History:
 
 
 def noisy_clock(seed: int) -> History:
-    """Steps of very different lengths, with a bad minute now and then, but not slower in the end."""
+    """Steps of different lengths, with a bad minute now and then, but not slower in the end."""
     rng = np.random.default_rng(seed)
-    seconds = 0.5 * rng.lognormal(0, 0.3, NUM_STEPS)
-    seconds[250:290] *= 3
+    seconds = 0.5 * rng.lognormal(0, 0.08, NUM_STEPS)
+    seconds[250:270] *= 3
     return made(seed=seed, step_s=seconds)
 
 
 CASES = [
-    Case("P1", "slow-loader", judged(slow_loader), judged(a_hiccup), is_quick=True),
-    Case("P2", "copies-not-hidden", judged(slow_copies), judged(hidden_copies), is_quick=True),
-    Case("P4", "kept-graphs", judged(kept_graphs), judged(caches_fill), is_quick=True),
-    Case("P5", "throttled", judged(throttled), judged(noisy_clock), is_quick=True),
-]
+    Case("P1", "slow-loader", judged(slow_loader), judged(a_hiccup), is_quick=True,
+         statistic=stat.held("P1", stat.waits)),
+    Case("P2", "copies-not-hidden", judged(slow_copies), judged(hidden_copies), is_quick=True,
+         statistic=stat.held("P2", stat.copies)),
+    Case("P4", "kept-graphs", judged(kept_graphs), judged(caches_fill), is_quick=True,
+         statistic=stat.held("P4", stat.memory_grows)),
+    Case("P5", "throttled", judged(throttled), judged(noisy_clock), is_quick=True,
+         statistic=stat.held("P5", stat.slower)),
+]  # fmt: skip

@@ -12,31 +12,38 @@ import torch
 from torch import Tensor, nn
 
 from rung.config import key
-from rung.doctor.preflight import briefly, inputs, leakage, plan, provenance, shift
-from rung.doctor.preflight.result import Bench, Check
-from rung.recipe import Batch, Draw, Input, Loss, Objective, Recipe, Stream
+from rung.doctor.preflight import inputs, leakage, plan, provenance
+from rung.doctor.preflight.copies import inputs_are_used
+from rung.doctor.preflight.near_duplicates import frames_apart
+from rung.doctor.preflight.rehearsal import unread_keys
+from rung.doctor.preflight.result import Check, CheckContext
+from rung.random import Draw
+from rung.recipe import Batch, Input, Loss, Objective, ParameterGroup, Recipe, Stream
+from tests.cases import statistics as stat
 from tests.cases import tiny
-from tests.cases.case import Ask, Case, Found
+from tests.cases.case import Ask, Case, Seen
 from tests.cases.running import setup_of
+from tests.cases.statistics import FACT
 from tests.cases.tiny import Rows, Tiny, chain
 
 SEVERITY = {"pass": "info", "skip": "info", "warn": "warn", "fail": "sick"}
 ORDER = ("info", "warn", "sick")
-PLAN = [check for check in plan.CHECKS if check not in provenance.CHECKS]
-KEYS = [provenance.UNREAD, *(check for check in provenance.CHECKS if "keys" in check.name)]
+PLAN = [plan.schedule_against_budget, plan.warm_up, plan.shape_of_rate]
+KEYS = [unread_keys, provenance.twin_keys]
 
 
-def checked(recipe: type[Recipe], checks: Sequence[Check], *words: str, is_quick: bool = False) -> Ask:
+def checked(recipe: type[Recipe], checks: Sequence[Check], *overrides: str, is_quick: bool = False) -> Ask:
     """What these checks say of a run that is ready to start, as severities by rule."""
 
-    def ask(root: Path, seed: int) -> Found:
-        bench = Bench(setup_of(recipe, f"seed={seed}", *words, root=root), is_quick)
+    def ask(root: Path, seed: int) -> Seen:
+        context = CheckContext(setup_of(recipe, f"seed={seed}", *overrides, root=root), is_quick)
         found: dict[str, str] = {}
         for check in checks:
-            for result in check.look(bench):
+            for result in check(context):
                 severity = SEVERITY[result.level]
-                found[result.rule] = max(severity, found.get(result.rule, "info"), key=ORDER.index)
-        return found
+                rule = result.rule or ""
+                found[rule] = max(severity, found.get(rule, "info"), key=ORDER.index)
+        return Seen(found, context)
 
     return ask
 
@@ -122,7 +129,7 @@ class Steered(Tiny):
             error = (model(batch["x"], batch["u"]) - batch["y"]).square()
             return Loss(error.sum(), torch.tensor(float(error.numel())))
 
-        return [Objective("squares", list(model.parameters()), squares)]
+        return [Objective("squares", [ParameterGroup("all", model.parameters())], squares)]
 
     def inputs(self) -> Sequence[Input]:
         return [Input("control", ["u"])]
@@ -191,50 +198,55 @@ class FilmedByFrame(Filmed):
 def repository(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     (root / "recipe.py").write_text("answer = 42\n")
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *words], cwd=root, check=True)
+    for args in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *args], cwd=root, check=True)
     return root
 
 
 def in_repository(edit: bool) -> Ask:
-    def ask(root: Path, seed: int) -> Found:
+    def ask(root: Path, seed: int) -> Seen:
         from contextlib import chdir
 
         folder = repository(root / f"code-{seed}")
         if edit:
             (folder / "recipe.py").write_text("answer = 43\n")
-        bench = Bench(setup_of(Tiny, root=root))
+        context = CheckContext(setup_of(Tiny, root=root))
         with chdir(folder):
-            return {r.rule: SEVERITY[r.level] for r in provenance.uncommitted_code(bench)}
+            return Seen({r.rule or "": SEVERITY[r.level] for r in provenance.uncommitted_code(context)})
 
     return ask
 
 
-HELD_OUT = leakage.CHECKS
+HELD_OUT = [leakage.leakage, frames_apart]
+INPUTS, SHIFTED, USED = [inputs.sound_inputs], [inputs.same_as_in_training], [inputs_are_used]
 SHORT = "lr.lr_decay_iters=1000", "optimizer.max_iters=200"
 
 CASES = [
     Case("O10", "cosine over 1000, trained for 200", checked(Tiny, PLAN, *SHORT),
-         checked(Tiny, PLAN, "optimizer.max_iters=200"), is_quick=True),
+         checked(Tiny, PLAN, "optimizer.max_iters=200"), is_quick=True, statistic=FACT),
     Case("O10", "warm-up of half the run", checked(Tiny, PLAN, "lr.warmup_iters=75"),
-         checked(Tiny, PLAN, "lr.warmup_iters=15"), is_quick=True),
+         checked(Tiny, PLAN, "lr.warmup_iters=15"), is_quick=True, statistic=FACT),
     Case("O10", "floor long before the end", checked(Tiny, PLAN, "lr.lr_decay_iters=75"),
-         checked(Tiny, PLAN, "lr.schedule=constant", "lr.lr_decay_iters=75"), is_quick=True),
+         checked(Tiny, PLAN, "lr.schedule=constant", "lr.lr_decay_iters=75"), is_quick=True, statistic=FACT),
     Case("O10", "schedule that does nothing", checked(Tiny, PLAN, "lr.min_lr=3e-3"),
-         checked(Tiny, PLAN, "lr.min_lr=3e-4"), is_quick=True),
+         checked(Tiny, PLAN, "lr.min_lr=3e-4"), is_quick=True, statistic=FACT),
     Case("O10", "wsd that drops in a step", checked(Tiny, PLAN, "lr.schedule=wsd", "lr.wsd_decay_fraction=0.01"),
-         checked(Tiny, PLAN, "lr.schedule=wsd"), is_quick=True),
+         checked(Tiny, PLAN, "lr.schedule=wsd"), is_quick=True, statistic=FACT),
     Case("R1", "a key that nothing reads", checked(Forgetful, KEYS, "patience=5"), checked(Forgetful, KEYS),
-         is_quick=True),
-    Case("R2", "an edited file", in_repository(True), in_repository(False), is_quick=True),
+         is_quick=True, statistic=FACT),
+    Case("R2", "an edited file", in_repository(True), in_repository(False), is_quick=True, statistic=FACT),
     Case("E7", "a twentieth of the eval rows are of train", checked(Leaky, HELD_OUT), checked(Apart, HELD_OUT),
-         is_quick=True),
+         is_quick=True, statistic=stat.of(stat.duplicates)),
     Case("E7", "a film split frame by frame", checked(FilmedByFrame, HELD_OUT), checked(Filmed, HELD_OUT),
-         is_quick=True),
-    Case("C1", "a control that is multiplied by 0", checked(Deaf, briefly.CHECKS), checked(Steered, briefly.CHECKS)),
-    Case("D4", "bytes at evals, units in training", checked(Bytes, shift.CHECKS), checked(Steered, shift.CHECKS),
-         is_quick=True),
-    *(Case("D4", what, checked(sick, inputs.CHECKS[:1]), checked(Steered, inputs.CHECKS[:1]), is_quick=True)
-      for what, sick in {"a silent input": Silent, "an input that is not finite": Broken, "a dead channel": DeadChannel,
-                         "an input of huge scale": Huge}.items()),
+         is_quick=True, statistic=stat.near_frames(spread=(0.081, 0.033))),
+    Case("C1", "a control that is multiplied by 0", checked(Deaf, USED), checked(Steered, USED),
+         statistic=stat.of(stat.input_used_briefly)),
+    Case("D4", "bytes at evals, units in training", checked(Bytes, SHIFTED), checked(Steered, SHIFTED),
+         is_quick=True, statistic=stat.of(stat.input_shift)),
+    *(Case("D4", what, checked(sick, INPUTS), checked(Steered, INPUTS), is_quick=True,
+           statistic=FACT)
+      for what, sick in {"a silent input": Silent, "an input that is not finite": Broken,
+                         "a dead channel": DeadChannel}.items()),
+    Case("D4", "an input of huge scale", checked(Huge, INPUTS), checked(Steered, INPUTS),
+         is_quick=True, statistic=stat.of(stat.input_scale)),
 ]  # fmt: skip

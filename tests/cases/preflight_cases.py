@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from rung.data.order import shuffled
 from rung.doctor.preflight.checks import run_checks
-from rung.doctor.preflight.result import Bench, Result
+from rung.doctor.preflight.result import CheckContext, Result
 from rung.engine.build import Setup
-from rung.recipe import Batch, Draw, Loss, Objective, Stream
-from tests.cases.case import Ask, Case, Found
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Stream
+from tests.cases import statistics as stat
+from tests.cases.case import Ask, Case, Found, Seen
 from tests.cases.running import setup_of
+from tests.cases.statistics import FACT
 from tests.cases.tiny import LENGTH, VOCAB, Attention, Block, Gpt, Rows, Tiny, chain
 
 SEVERITY = {"pass": "info", "skip": "info", "warn": "warn", "fail": "sick"}
@@ -31,21 +34,22 @@ def by_rule(results: Sequence[Result]) -> Found:
 
 
 def checked(
-    recipe: type[Tiny], *words: str, is_quick: bool = True, change: Callable[[Setup], None] | None = None
+    recipe: type[Tiny], *overrides: str, is_quick: bool = True, change: Callable[[Setup], None] | None = None
 ) -> Ask:
     """What the checks find in this recipe; `change` is made to the run when it is put together."""
 
-    def ask(root: Path, seed: int) -> Found:
-        setup = setup_of(recipe, f"seed={seed}", *words, root=root)
+    def ask(root: Path, seed: int) -> Seen:
+        setup = setup_of(recipe, f"seed={seed}", *overrides, root=root)
         if change is not None:
             change(setup)
-        return by_rule(run_checks(Bench(setup, is_quick)))
+        context = CheckContext(setup, is_quick)
+        return Seen(by_rule(run_checks(context)), context)
 
     return ask
 
 
 def objective(model: nn.Module, loss: Callable[[Batch, Draw], Loss]) -> list[Objective]:
-    return [Objective("next_id", list(model.parameters()), loss)]
+    return [Objective("next_id", [ParameterGroup("all", model.parameters())], loss)]
 
 
 def losses_of(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,22 +319,25 @@ class LoudBlocks(Scaled):
 HEALTHY = checked(Tiny)
 CASES = [
     Case("N5", "float16 weights", checked(HalfTable, change=plain_adamw), checked(Tiny, change=plain_adamw), "sick",
-         True),
-    Case("N6", "rows without targets", checked(MeanPerRow), checked(Masked), "sick", True),
+         is_quick=True, statistic=FACT),
+    Case("N6", "rows without targets", checked(MeanPerRow), checked(Masked), "sick", is_quick=True, statistic=FACT),
     Case("N6", "few targets", checked(Short, "data.batch_size=1", is_quick=False),
-         checked(Long, "data.batch_size=1", is_quick=False)),
-    Case("D3", "one id", checked(OneBadId, is_quick=False), checked(Tiny, is_quick=False), "sick"),
-    Case("D3", "labels", checked(FewClasses), HEALTHY, "sick", True),
-    Case("E3", "other count", checked(TrainMasks), checked(MasksAlways), "sick", True),
-    Case("E3", "other places", checked(OtherPlaces), checked(MasksAlways), "sick"),
-    Case("E3", "other loss", checked(TrainSmooths), checked(SmoothsAlways)),
-    Case("E4", "dropout in eval", checked(Drops), checked(DropsInTraining), "sick", True),
-    Case("E4", "statistics move", checked(MovesStatistics), checked(KeepsStatistics), "sick"),
-    Case("E6", "attention sees all", checked(SeesAll), HEALTHY, "sick", True),
-    Case("E6", "no shift", checked(NoShift), HEALTHY, "sick"),
-    Case("O12", "mean of a micro", checked(MeanOfMicro), checked(Long), "sick", True),
-    Case("O12", "mean that counts as one", checked(MeanCountsOne), checked(Long), "sick"),
-    Case("A6", "loud head", checked(LoudHead), HEALTHY, "warn", True),
-    Case("A6", "loud queries", checked(LoudQueries), HEALTHY),
-    Case("A6", "loud blocks", checked(LoudBlocks), HEALTHY),
+         checked(Long, "data.batch_size=1", is_quick=False), statistic=stat.of(stat.targets_per_micro)),
+    Case("D3", "one id", checked(OneBadId, is_quick=False), checked(Tiny, is_quick=False), "sick", statistic=FACT),
+    Case("D3", "labels", checked(FewClasses), HEALTHY, "sick", is_quick=True, statistic=FACT),
+    Case("E3", "other count", checked(TrainMasks), checked(MasksAlways), "sick", is_quick=True, statistic=FACT),
+    Case("E3", "other places", checked(OtherPlaces), checked(MasksAlways), "sick", statistic=FACT),
+    Case("E3", "other loss", checked(TrainSmooths), checked(SmoothsAlways), statistic=stat.of(stat.loss_apart)),
+    Case("E4", "dropout in eval", checked(Drops), checked(DropsInTraining), "sick", is_quick=True, statistic=FACT),
+    Case("E4", "statistics move", checked(MovesStatistics), checked(KeepsStatistics), "sick", statistic=FACT),
+    Case("E6", "attention sees all", checked(SeesAll), HEALTHY, "sick", is_quick=True,
+         statistic=stat.of(stat.look_ahead)),
+    Case("E6", "no shift", checked(NoShift), HEALTHY, "sick", statistic=FACT),
+    Case("O12", "mean of a micro", checked(MeanOfMicro), checked(Long), "sick", is_quick=True,
+         statistic=stat.of(stat.gradients_apart)),
+    Case("O12", "mean that counts as one", checked(MeanCountsOne), checked(Long), "sick",
+         statistic=stat.of(stat.gradients_apart)),
+    Case("A6", "loud head", checked(LoudHead), HEALTHY, is_quick=True, statistic=stat.of(stat.initial_loss)),
+    Case("A6", "loud queries", checked(LoudQueries), HEALTHY, statistic=stat.of(stat.initial_logit)),
+    Case("A6", "loud blocks", checked(LoudBlocks), HEALTHY, statistic=stat.of(stat.block_ratio)),
 ]  # fmt: skip

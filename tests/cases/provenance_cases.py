@@ -13,17 +13,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from rung.config import key
-from rung.doctor.diagnose import diagnose
 from rung.doctor.history import History, read
 from rung.engine.build import Setup, restore
 from rung.engine.checkpoint import Checkpoints
 from rung.engine.loop import fit
-from rung.recipe import Batch, Draw, Loss, Objective, Recipe
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Recipe
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
-from tests.cases.case import Ask, Case, Found, by_rule, trained
+from tests.cases.case import Ask, Case, Seen, diagnosed, trained
 from tests.cases.performance_cases import judged, made
 from tests.cases.running import Mute, run_case, setup_of
+from tests.cases.statistics import FACT
 from tests.cases.tiny import Config, Tiny
 
 SHORT = ("optimizer.max_iters=60", "checkpoint.every=30", "checkpoint.keep=0")
@@ -49,7 +50,7 @@ class Rounded(Tiny):
             losses = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
             return Loss(losses.bfloat16().sum(), torch.tensor(float(losses.numel())))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]
 
 
 class Forgetful(Tiny):
@@ -69,7 +70,7 @@ class Forgetful(Tiny):
             losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
             return Loss(losses, torch.tensor(float(ids[:, 1:].numel())))
 
-        return [Objective("next_id", [*model.parameters(), weight], next_id)]
+        return [Objective("next_id", [ParameterGroup("all", [*model.parameters(), weight])], next_id)]
 
 
 def forget_moments(setup: Setup) -> None:
@@ -101,7 +102,7 @@ def resumed(root: Path, seed: int, spoil: Callable[[Setup], None], recipe: type[
 
 
 def after(spoil: Callable[[Setup], None], recipe: type[Recipe] = Tiny) -> Ask:
-    return lambda root, seed: by_rule(diagnose(read(resumed(root, seed, spoil, recipe))))
+    return lambda root, seed: diagnosed(read(resumed(root, seed, spoil, recipe)))
 
 
 def as_it_was(setup: Setup) -> None:
@@ -111,13 +112,13 @@ def as_it_was(setup: Setup) -> None:
 def in_git(is_dirty: bool) -> Ask:
     """A run that was started from a repository in which a file had, or had not, been edited."""
 
-    def ask(root: Path, seed: int) -> Found:
+    def ask(root: Path, seed: int) -> Seen:
         code = root / "code"
         code.mkdir(parents=True)
         (code / "recipe.py").write_text("a = 1\n")
-        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        for args in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
             who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
-            subprocess.run(["git", "-C", str(code), *who, *words], check=True, capture_output=True)
+            subprocess.run(["git", "-C", str(code), *who, *args], check=True, capture_output=True)
         if is_dirty:
             (code / "recipe.py").write_text("a = 2\n")
         record = Record.create(root / "runs", "case", recipe="case", preset=None, command=["test"], seed=seed,
@@ -125,7 +126,7 @@ def in_git(is_dirty: bool) -> Ask:
         for step in range(3):
             record.log(step, {"loss": 1.0 / (step + 1)})
         record.finish("finished")
-        return by_rule(diagnose(read(open_run(record.id, root / "runs"))))
+        return diagnosed(read(open_run(record.id, root / "runs")))
 
     return ask
 
@@ -143,12 +144,12 @@ def counts_mistakes(seed: int) -> History:
 
 
 CASES = [
-    Case("R1", "a-key-nobody-reads", trained(Spare, "spare=2"), trained(Spare), is_quick=True),
-    Case("R2", "edited-file", in_git(True), in_git(False), severity="info", is_quick=True),
-    Case("R3", "perturbed-rank", judged(ranks_apart), judged(lambda seed: made(seed=seed)), severity="sick"),
-    Case("R4", "no-moments", after(forget_moments), after(as_it_was), severity="sick", is_quick=True),
-    Case("R4", "other-rows", after(other_rows), after(as_it_was), severity="sick"),
-    Case("R4", "other-rate", after(other_rate), after(as_it_was), severity="sick"),
-    Case("R4", "unsaved-weight", after(as_it_was, Forgetful), after(as_it_was), severity="sick"),
-    Case("R5", "summed-in-bfloat16", trained(Rounded), judged(counts_mistakes)),
+    Case("R1", "a-key-nobody-reads", trained(Spare, "spare=2"), trained(Spare), is_quick=True, statistic=FACT),
+    Case("R2", "edited-file", in_git(True), in_git(False), severity="info", is_quick=True, statistic=FACT),
+    Case("R3", "perturbed-rank", judged(ranks_apart), judged(lambda seed: made(seed=seed)), "sick", statistic=FACT),
+    Case("R4", "no-moments", after(forget_moments), after(as_it_was), "sick", is_quick=True, statistic=FACT),
+    Case("R4", "other-rows", after(other_rows), after(as_it_was), "sick", statistic=FACT),
+    Case("R4", "other-rate", after(other_rate), after(as_it_was), "sick", statistic=FACT),
+    Case("R4", "unsaved-weight", after(as_it_was, Forgetful), after(as_it_was), "sick", statistic=FACT),
+    Case("R5", "summed-in-bfloat16", trained(Rounded), judged(counts_mistakes), statistic=FACT),
 ]

@@ -1,25 +1,22 @@
-"""Runs a case as `rung train` would, and asks the doctor about what it left behind."""
+"""Runs a case as `rung train` would."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rung.cli.resolve import schema_of
 from rung.config import Layer, parse_overrides
-from rung.doctor.diagnose import diagnose
-from rung.doctor.finding import Finding
-from rung.doctor.history import read
 from rung.engine.build import Setup, build
 from rung.engine.loop import fit
 from rung.recipe import Recipe
+from rung.resolve import schema_of
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
 
 QUICK = (
     "system.device=cpu", "system.threads=1", "system.data_workers=0", "data.batch_size=16", "optimizer.max_iters=150",
     "lr.learning_rate=3e-3", "lr.warmup_iters=10", "eval_interval=25", "checkpoint.every=0", "checkpoint.best=false",
-    "signals.layers_every=5", "signals.look_every=10",
+    "signals.layers_every=5", "signals.activation_stats_every=10",
 )  # fmt: skip
 
 
@@ -29,15 +26,15 @@ class Mute:
     def say(self, text: str) -> None: ...
 
 
-def setup_of(recipe: type[Recipe], *words: str, root: Path = Path("runs")) -> Setup:
-    merged = {word.partition("=")[0]: word for word in (*QUICK, *words)}
+def setup_of(recipe: type[Recipe], *overrides: str, root: Path = Path("runs")) -> Setup:
+    merged = {override.partition("=")[0]: override for override in (*QUICK, *overrides)}
     layer = Layer("command line", parse_overrides(merged.values()))
     return build(schema_of("case", recipe).resolve([layer]), recipe, root)
 
 
-def run_case(recipe: type[Recipe], root: Path, *words: str, seed: int = 1, parent: str | None = None) -> Run:
+def run_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1, parent: str | None = None) -> Run:
     """Trains the recipe with QUICK keys and these; returns the run that it left."""
-    setup = setup_of(recipe, f"seed={seed}", *words, root=root)
+    setup = setup_of(recipe, f"seed={seed}", *overrides, root=root)
     record = Record.create(
         root, "case", recipe=f"{recipe.__module__}:{recipe.__qualname__}", preset=None, command=["test"],
         seed=setup.cfg.seed, config=setup.config.tree(), sources=setup.config.sources, derived=setup.derived,
@@ -46,14 +43,3 @@ def run_case(recipe: type[Recipe], root: Path, *words: str, seed: int = 1, paren
     outcome = fit(setup, record, Mute())
     record.finish(outcome.status, reason=outcome.reason)
     return open_run(record.id, root)
-
-
-def findings_of(recipe: type[Recipe], root: Path, *words: str, seed: int = 1) -> list[Finding]:
-    return diagnose(read(run_case(recipe, root, *words, seed=seed)))
-
-
-def severe(findings: list[Finding], least: str) -> dict[str, Finding]:
-    """Findings of at least this severity, by rule."""
-    from rung.doctor.finding import SEVERITIES
-
-    return {f.rule: f for f in findings if f.rank >= SEVERITIES.index(least)}

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.config import key, section
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Recipe, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Recipe, Stream
 
 VOCAB, LENGTH = 32, 32
 
@@ -119,4 +120,4 @@ class Tiny(Recipe):
             losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
             return Loss(losses, torch.tensor(float(ids[:, 1:].numel())))
 
-        return [Objective("next_id", list(model.parameters()), next_id)]
+        return [Objective("next_id", [ParameterGroup("all", model.parameters())], next_id)]

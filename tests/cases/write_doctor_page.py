@@ -104,15 +104,15 @@ def judge_one(number: int) -> tuple[str, Score]:
     torch.set_num_threads(1)
     case, score = cases()[number], Score(num_cases=1)
     with tempfile.TemporaryDirectory() as folder:
-        found = case.sick(Path(folder) / "sick", 1)
+        found = case.sick(Path(folder) / "sick", 1).found
         score.caught += case.rule in at_least(found, case.severity)
         score.others += [f"{case.name}: {rule}" for rule in at_least(found, "sick") if rule != case.rule]
         for seed in SEEDS:
-            wrong = at_least(case.healthy(Path(folder) / f"healthy{seed}", seed), "warn")
+            wrong = at_least(case.healthy(Path(folder) / f"healthy{seed}", seed).found, "warn")
             score.num_twins += 1
             score.alarms += [f"twin of {case.name}, seed {seed}: {rule}" for rule in wrong]
-    said = "caught" if score.caught else f"missed, found {dict(found)}"
-    print(f"{case.rule} {case.name}: {said}; {[*score.others, *score.alarms]}", file=sys.stderr, flush=True)  # noqa: T201
+    outcome = "caught" if score.caught else f"missed, found {dict(found)}"
+    print(f"{case.rule} {case.name}: {outcome}; {[*score.others, *score.alarms]}", file=sys.stderr, flush=True)  # noqa: T201
     return case.rule, score
 
 
@@ -152,9 +152,9 @@ def _pattern(name: str) -> str:
     return rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->"
 
 
-def main(words: Sequence[str]) -> None:
+def main(args: Sequence[str]) -> None:
     text = put(PAGE.read_text("utf-8"), CATALOGUE, catalogue_table())
-    if "--catalogue" not in words:
+    if "--catalogue" not in args:
         text = put(text, FIGURES, figures_table(judge(len(cases()))))
     PAGE.write_text(text, "utf-8")
 

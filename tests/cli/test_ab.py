@@ -5,20 +5,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from rung.cli import cli, trial
+from rung.cli import cli
+from rung.cli.ab import _launcher
+from rung.compare.decide import FIRST, UNPLANNED, AlphaSpending
+from rung.errors import RunError, UserError
+from rung.runs.process import this_process
 from rung.runs.query import list_runs, open_run
 from rung.runs.record import amend
+from rung.sweep import launch, point, state
+from rung.sweep.launch import ReportState
+from rung.sweep.launch.local import LocalLauncher
+from rung.sweep.plan import load, sweeps
+from rung.sweep.space import Point, Sweep
 from tests.compare.arms import arms, make
 from tests.compare.test_gate import EDITS, git
 from tests.compare.test_judge import CLOSE
@@ -27,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "system.device=cpu", "system.threads=1", "system.data_workers=0", "data.batch_size=4", "optimizer.max_iters=20",
     "lr.learning_rate=1e-2", "lr.warmup_iters=2", "eval_interval=2", "checkpoint.every=5", "checkpoint.best=false",
-    "model.width=8", "model.layers=1", "num_rows=64", "num_eval=16", "signals.layers_every=0", "signals.look_every=0",
+    "model.width=8", "model.layers=1", "num_rows=64", "num_eval=16", "signals.layers_every=0",
+    "signals.activation_stats_every=0",
 )  # fmt: skip
 
 Rung = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,11 +54,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(*words: object) -> tuple[int, str]:
     """rung in this process; what is trained has processes of its own all the same."""
-    from rung.errors import UserError
-
     done = CliRunner().invoke(cli, [*map(str, words)])
     if isinstance(done.exception, UserError):
-        return 2, str(done.exception)
+        return 2, f"{done.exception} [{done.exception.code}]"
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
 
@@ -67,9 +75,10 @@ def test_runs_are_judged_and_the_words_are_printed(folder: Path) -> None:
     arms(folder / "runs", CLOSE)
     code, output = ask("ab", "--judge", "case/1..3", "--", "case/4", "case/5..6")
     assert code == 0
-    assert "(3 pairs, corr 1.00): BETTER" in output
-    assert "lr.learning_rate 0.1 -> 0.2" in output
-    assert judged("case/1..3", "--", "case/4..6")["word"] == "BETTER"
+    assert ": BETTER" in output
+    found = judged("case/1..3", "--", "case/4..6")
+    assert (found["word"], found["num_pairs"]) == ("BETTER", 3)
+    assert "lr.learning_rate" in found["factor"]
     assert not list(open_run("case/1", folder / "runs").events("judgement"))  # reading changes nothing
 
 
@@ -87,10 +96,8 @@ def test_several_variants_are_judged_against_one_control(folder: Path) -> None:
     words = ("case/1..3", "--", "case/4..6", "--", "case/7..9")
     code, output = ask("ab", "--judge", *words)
     assert code == 0
-    assert output.count("B\N{MINUS SIGN}A = ") == 2
     assert "BETTER" in output
     assert "WORSE" in output
-    assert "noise: sd over seeds" in output
     found, alone = judged(*words), judged(*words[:3])
     assert [one["word"] for one in found["variants"]] == ["BETTER", "WORSE"]
     assert found["variants"][0]["level"] == pytest.approx(alone["level"] / 2)
@@ -102,7 +109,7 @@ def test_the_last_line_says_what_to_do(folder: Path) -> None:
     arms(folder / "runs", [(1.0, 0.99), (1.01, 1.03), (0.99, 0.97)])
     make(folder / "runs", 1, 0.5, key=0.2, config={"width": 8})
     for words in (["case/1..3", "--", "case/4..6"], ["case/1", "--", "case/7"]):
-        assert ask("ab", "--judge", *words)[1].splitlines()[-1].startswith("next ")
+        assert judged(*words)["what_next"]
     assert "--allow width" in ask("ab", "--judge", "case/1", "--", "case/7")[1].splitlines()[-1]
 
 
@@ -121,40 +128,39 @@ def test_a_forgotten_edit_is_confounded(folder: Path, edit: str) -> None:
     EDITS[edit](repository)
     for seed in (1, 2, 3):
         make(runs, seed, 0.9 + seed / 900, key=0.2, code_root=repository)
-    code, output = ask("ab", "--judge", "case/1..3", "--", "case/4..6")
-    assert code == 0
-    assert "CONFOUNDED" in output
-    assert "code: " in output
-    assert "BETTER" not in output
+    found = judged("case/1..3", "--", "case/4..6")
+    assert found["word"] == "CONFOUNDED"
+    assert any(text.startswith("code: ") for text in found["confounders"])
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
-        (["ab"], "which run is the base"),
-        (["ab", "case/1"], "what is the change"),
-        (["ab", "case/9", "a=1"], "there is no case/9"),
-        (["ab", "--judge", "case/1"], "which runs are to be judged"),
-        (["ab", "--judge", "case/1", "--"], "which runs are to be judged"),
-        (["ab", "--judge", "case/1", "--", "--", "case/1"], "which runs are to be judged"),
-        (["ab", "--judge", "case/1", "--", "case/9"], "there is no case/9"),
-        (["ab", "--judge", "case/1", "--", "case/1"], "both arms"),
-        (["ab", "--judge", "case/3..1", "--", "case/1"], "smaller number first"),
+        (["ab"], "[missing-run]"),
+        (["ab", "case/1"], "[missing-change]"),
+        (["ab", "case/9", "a=1"], "case/9"),
+        (["ab", "--judge", "case/1"], "[missing-run]"),
+        (["ab", "--judge", "case/1", "--"], "[missing-run]"),
+        (["ab", "--judge", "case/1", "--", "--", "case/1"], "[missing-run]"),
+        (["ab", "--judge", "case/1", "--", "case/9"], "case/9"),
+        (["ab", "--judge", "case/1", "--", "case/1"], "case/1"),
+        (["ab", "--judge", "case/3..1", "--", "case/1"], "[bad-range]"),
         (["ab", "case/1", "seed=4"], "--seeds"),
-        (["ab", "case/1", "a=1", "--aa"], "leave out"),
+        (["ab", "case/1", "a=1", "--aa"], "[options-conflict]"),
+        (["ab", "case/1", "a=1", "--delta", "inf"], "[bad-value]"),
     ],
 )
-def test_a_mistake_is_a_sentence(folder: Path, words: list[str], says: str) -> None:
+def test_a_mistake_is_a_sentence(folder: Path, words: list[str], expected: str) -> None:
     make(folder / "runs")
     code, output = ask(*words)
-    assert (code, says in output) == (2, True), output
+    assert (code, expected in output) == (2, True), output
     assert len(list_runs(folder / "runs")) == 1
 
 
 def test_a_base_of_a_loop_of_its_own_cannot_be_trained(folder: Path) -> None:
     make(folder / "runs", recipe="own loop")
     code, output = ask("ab", "case/1", "lr.learning_rate=1")
-    assert (code, "--judge" in output) == (2, True), output
+    assert (code, "--judge" in output, "[not-supported]" in output) == (2, True, True), output
 
 
 def test_text_of_users_steers_no_terminal(folder: Path) -> None:
@@ -163,6 +169,55 @@ def test_text_of_users_steers_no_terminal(folder: Path) -> None:
     _, output = ask("ab", "--judge", "case/1", "--", "case/2")
     assert "CONFOUNDED" in output
     assert "\x1b" not in output
+
+
+def own_pairs(root: Path, *planned: int | None) -> None:
+    """One pair of runs of a loop of one's own per number that it declares; odd runs are A, even ones B."""
+    import rung
+
+    code = root.parent / "code"
+    code.mkdir(exist_ok=True)
+    (code / "model.py").touch()
+    for seed, number in enumerate(planned, 1):
+        for lr in (0.1, 0.2):
+            run = rung.init("own", {"lr": lr, "steps": 40}, seed=seed, runs=root, code=code, planned_seeds=number)
+            for step in range(40):
+                loss = 3 / (1 + step) + (0.1 + seed / 900 if lr == 0.2 else seed / 1000)
+                run.log({"loss": loss, "val/loss": loss} if step % 5 == 4 else {"loss": loss}, step=step)
+            run.finish()
+
+
+def level_of(root: Path, *planned: int | None) -> float:
+    """The error that the judge allows itself on these pairs."""
+    own_pairs(root, *planned)
+    numbers = range(1, 2 * len(planned), 2)
+    words = [f"own/{n}" for n in numbers], [f"own/{n + 1}" for n in numbers]
+    found = judged(*words[0], "--", *words[1], "--metric", "val/loss", "--runs", root)
+    assert found["num_pairs"] == len(planned)
+    return float(found["level"])
+
+
+def test_a_loop_of_ones_own_can_declare_how_many_seeds_are_planned(folder: Path) -> None:
+    assert level_of(folder / "planned", 3, 3, 3) == FIRST
+    assert open_run("own/1", folder / "planned").document["planned_seeds"] == 3
+    assert level_of(folder / "unplanned", None, None, None) == UNPLANNED.level(3)
+    assert "planned_seeds" not in open_run("own/1", folder / "unplanned").document
+
+
+def test_a_plan_that_was_made_up_later_is_none(folder: Path) -> None:
+    """The first look is where the plan says; before and after it, and where not all runs had it, is elsewhere."""
+    assert level_of(folder / "early", 5, 5, 5) == AlphaSpending(5).level(3) < UNPLANNED.level(3)
+    assert level_of(folder / "more", 3, 3, 3, 4) == AlphaSpending(3).level(4) < UNPLANNED.level(4)
+    assert level_of(folder / "late", None, 3, 3) == UNPLANNED.level(3)
+
+
+@pytest.mark.parametrize("planned", [0, -3, 2.5, "3", True])
+def test_a_plan_is_a_number_of_seeds(folder: Path, planned: Any) -> None:
+    import rung
+
+    with pytest.raises(UserError, match="planned_seeds"):
+        rung.init("own", runs=folder / "runs", planned_seeds=planned)
+    assert not list_runs(folder / "runs")
 
 
 # Training.
@@ -178,10 +233,30 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "runs"
 
 
+class InProcess:
+    """A launcher that trains in this process, point by point, which saves the seconds of importing torch."""
+
+    def run(self, sweep: Sweep, points: Sequence[Point], told: ReportState) -> None:
+        for one in points:
+            if not state.is_asked_to_stop(sweep):
+                told(one.key, "running", "here")
+                ended = point.run_point(sweep.folder, one.key)
+                told(one.key, ended.outcome, ended.text)
+
+
+def in_process(command: Sequence[str], log: Path, *_: object) -> int:
+    """In place of point.follow."""
+    code, output = ask(*command[3:])
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(output)
+    return code
+
+
 @pytest.fixture
 def tiny(folder: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The base in a folder of its own; trainings run in this process, which saves the seconds of importing torch."""
-    monkeypatch.setattr(trial, "follow", lambda command, *_: ask(*command[3:])[0])
+    """The base in a folder of its own."""
+    monkeypatch.setattr(launch, "launcher_of", lambda *_: InProcess())
+    monkeypatch.setattr(point, "follow", in_process)
     shutil.copytree(trained, folder / "runs")
     return folder / "runs"
 
@@ -193,28 +268,37 @@ def test_mistakes_are_told_before_anything_is_trained(tiny: Path, folder: Path) 
         assert len(list_runs(tiny)) == 1
         return output
 
-    assert "did you mean optimizer.beta2" in refused("optimizer.beta3=0.9")
-    assert "changes nothing" in refused("optimizer.beta1=0.9")
-    assert "2 changes" in refused("optimizer.beta1=0.8", "optimizer.beta2=0.8")
-    assert "budget" in refused("optimizer.max_iters=40")
-    words = refused("optimizer.gradient_accumulation_steps=2")
-    assert "moves the budget" in words
-    assert "tokens" in words
-    assert "end of the schedule" in refused("lr.lr_decay_iters=40")
+    assert "optimizer.beta2" in refused("optimizer.beta3=0.9")
+    assert "[no-change]" in refused("optimizer.beta1=0.9")
+    assert "[too-many-changes]" in refused("optimizer.beta1=0.8", "optimizer.beta2=0.8")
+    assert "[budget-mismatch]" in refused("optimizer.max_iters=40")
+    message = refused("optimizer.gradient_accumulation_steps=2")
+    assert "[budget-mismatch]" in message
+    assert "tokens'" in message  # the budget to train a new base with
+    assert "lr.lr_decay_iters" in refused("lr.lr_decay_iters=40")
+
+
+def planned(*change: object) -> list[tuple[str, int, str | None]]:
+    """Arm, seed and run of each place, in order."""
+    done = CliRunner().invoke(cli, [*map(str, change), "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    points = json.loads(done.stdout)["points"]
+    return [(one["varies"]["arm"], one["varies"]["seed"], one["run"]) for one in points]
 
 
 def test_a_dry_run_trains_nothing_and_says_what_it_would(tiny: Path, folder: Path) -> None:
-    code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8", "--dry-run")
-    assert code == 0
-    assert "tiny/1 is there" in output
-    assert output.count("to train") == 6  # five runs, and the sum
+    assert ask("ab", "tiny/1", "optimizer.beta2=0.8", "--dry-run")[0] == 0
     assert len(list_runs(folder / "runs")) == 1
+    assert not sweeps(tiny)
+    plan = planned("ab", "tiny/1", "optimizer.beta2=0.8")
+    assert plan[:3] == [("control", 1337, "tiny/1"), ("variant", 1337, None), ("control", 1338, None)]
+    assert len(plan) == 6
 
 
 def test_an_ab_trains_pairs_once_and_goes_on_where_it_was(tiny: Path, folder: Path) -> None:
     change = ("ab", "tiny/1", "optimizer.beta2=0.8")
     code, output = ask(*change, "--seeds", 2, "--why", "less memory")
-    assert (code, "optimizer.beta2 0.95 -> 0.8" in output) == (0, True), output
+    assert code == 0, output
     made = [open_run(f"tiny/{n}", tiny) for n in (2, 3, 4)]
     assert [run.document["ab"]["arm"] for run in made] == ["variant", "control", "variant"]
     assert {run.document["why"] for run in made} == {"less memory"}
@@ -223,8 +307,8 @@ def test_an_ab_trains_pairs_once_and_goes_on_where_it_was(tiny: Path, folder: Pa
     # A run that was stopped is gone on with; what has ended is not trained again.
     amend(made[2].path, status="stopped", ab=None)
     shutil.rmtree(made[2].path / "checkpoints" / "00000020")
-    code, output = ask(*change, "--seeds", 2)
-    assert "goes on with tiny/4" in output
+    assert planned(*change, "--seeds", 2)[-1] == ("variant", 1338, "tiny/4")
+    ask(*change, "--seeds", 2)
     assert len(list_runs(tiny)) == 4
     assert open_run("tiny/4", tiny).status == "finished"
     assert open_run("tiny/4", tiny).document["ab"]["arm"] == "variant"
@@ -244,13 +328,13 @@ def test_an_ab_trains_pairs_once_and_goes_on_where_it_was(tiny: Path, folder: Pa
 
     # Edited code: nothing that is there fits, and nothing is mixed.
     (folder / "helper.py").write_text("x = 1\n")
-    assert "is there" not in ask(*change, "--dry-run")[1]
+    assert {run for _, _, run in planned(*change)} == {None}
 
 
 def test_an_aa_makes_the_floor_that_one_pair_is_judged_by(tiny: Path, folder: Path) -> None:
     ask("train", "--from", "tiny/1", "lr.learning_rate=1e-4", "--no-check")
     assert judged("tiny/1", "--", "tiny/2")["word"] == "UNDECIDED"
-    assert "noise floor of val/loss" in ask("ab", "tiny/1", "--aa")[1]
+    assert "val/loss" in ask("ab", "tiny/1", "--aa")[1]
     assert len(list_runs(tiny)) == 4
     assert judged("tiny/1", "--", "tiny/2")["floor"]["num_runs"] == 3
 
@@ -262,7 +346,6 @@ def test_in_processes_of_their_own_the_judgement_is_all_that_is_printed_as_json(
     shutil.copytree(trained, folder / "runs")
     done = rung("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 1, "--json")
     assert json.loads(done.stdout)["b_runs"] == ["tiny/2"]
-    assert "to train" in done.stderr
 
 
 def test_a_training_that_fails_ends_with_a_sentence(folder: Path, rung: Rung) -> None:
@@ -280,44 +363,228 @@ def test_a_training_that_fails_ends_with_a_sentence(folder: Path, rung: Rung) ->
     (folder / "broken").touch()
     done = rung("ab", "fragile/1", "optimizer.beta2=0.8", check=False)
     assert done.returncode == 2
-    assert "no more" in done.stderr  # what the training said last
-    assert "the variant with seed 1337 ended with" in done.stderr.splitlines()[-1]
+    assert "raise RuntimeError('no more')" in done.stderr  # the end of what the training printed
+    assert re.search(r"variant .*1337.*\[training-failed\]", done.stderr.splitlines()[-1])
+
+
+def test_what_failed_stops_the_rest_and_is_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first failure nothing else is started; the same command goes on, and trains nothing twice."""
+    starts: list[str] = []
+
+    def follow(command: Sequence[str], log: Path, *rest: object) -> int:
+        starts.append(command[3])
+        if len(starts) == 2:
+            log.parent.mkdir(exist_ok=True)
+            log.write_text("\n" * 99 + "a\x1b[2Jb\n")
+            return 1
+        return in_process(command, log, *rest)
+
+    monkeypatch.setattr(point, "follow", follow)
+    change = ("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 3)
+    done = CliRunner().invoke(cli, [*map(str, change)])
+    assert isinstance(done.exception, RunError)
+    assert done.exception.code == "training-failed"
+    assert "control" in str(done.exception)
+    assert "1338" in str(done.exception)
+    shown = done.stderr.splitlines()
+    assert (shown[-1], len(shown)) == ("a␛[2Jb", 30)  # the end of what it printed, without what a terminal obeys
+    assert len(starts) == 2
+    assert [run.document["ab"]["arm"] for run in list_runs(tiny)[1:]] == ["variant"]
+    assert not list(open_run("tiny/1", tiny).events("judgement"))
+    assert ask(*change)[0] == 0
+    assert starts == ["train"] * 6
+    assert len(list_runs(tiny)) == 6
+
+
+def test_what_was_begun_or_ended_elsewhere_serves(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped run that equals what would be trained is resumed, and one that diverged is an answer."""
+    for seed in (1338, 1339):
+        ask("train", "--from", "tiny/1", f"seed={seed}", "--no-check")
+    stopped, diverged = (open_run(f"tiny/{n}", tiny).path for n in (2, 3))
+    amend(stopped, status="stopped")
+    shutil.rmtree(stopped / "checkpoints" / "00000020")
+    amend(diverged, status="diverged")
+    code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 3, "--json")
+    assert code == 0, output
+    assert len(list_runs(tiny)) == 6  # three variants are new
+    assert open_run("tiny/2", tiny).status == "finished"
+    assert "ab" not in open_run("tiny/2", tiny).document
+    assert open_run("tiny/3", tiny).status == "diverged"
+    (folder,) = sweeps(tiny)
+    sweep = load(folder)
+    assert [(one.varies["seed"], one.varies["arm"]) for one in sweep.points] == [
+        (seed, arm) for seed in (1337, 1338, 1339) for arm in ("control", "variant")
+    ]
+    assert [one.run for one in sweep.points] == ["tiny/1", None, "tiny/2", None, "tiny/3", None]
+    words = [one.word for one in state.states(sweep).values()]
+    assert words == ["finished", "finished", "finished", "finished", "failed", "finished"]
+
+    # A variant that diverged is not trained again either; a run that goes on is waited for by nobody.
+    amend(open_run("tiny/4", tiny).path, status="diverged")
+    assert ask("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 3)[0] == 0
+    assert len(list_runs(tiny)) == 6
+    amend(stopped, status="running", process=this_process())
+    code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 3)
+    assert (code, "tiny/2" in output, "[wrong-state]" in output) == (2, True, True), output
+
+
+def test_an_edit_as_the_change_leaves_runs_of_the_old_code_alone(tiny: Path, folder: Path) -> None:
+    """The old code cannot be had here: a control that was stopped is not gone on with, and none is trained."""
+    ask("train", "--from", "tiny/1", "seed=1338", "--no-check")
+    stopped = open_run("tiny/2", tiny).path
+    amend(stopped, status="stopped")
+    shutil.rmtree(stopped / "checkpoints" / "00000020")
+    (folder / "helper.py").write_text("x = 1\n")
+    code, output = ask("ab", "tiny/1", "--declare", "code", "--seeds", 2)
+    assert code == 0, output
+    assert open_run("tiny/2", tiny).status == "stopped"
+    assert [run.document["ab"]["arm"] for run in list_runs(tiny)[2:]] == ["variant", "variant"]
+    (told,) = open_run("tiny/1", tiny).events("judgement")
+    assert (told["a"], told["b"], told["num_pairs"]) == (["tiny/1"], ["tiny/3", "tiny/4"], 1)
+
+
+def test_what_was_trained_after_an_edit_does_not_count(tiny: Path) -> None:
+    """Somebody edits a file while an A/B trains, and takes it back: what was trained meanwhile is trained again."""
+    change = ("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 1, "--json")
+    assert ask(*change)[0] == 0
+    spoiled = open_run("tiny/2", tiny)
+    amend(spoiled.path, code={**spoiled.document["code"], "sha256": "another", "tree": "another"})
+    assert ask(*change)[0] == 0
+    assert ask(*change)[0] == 0
+    assert [run.id for run in list_runs(tiny)] == ["tiny/1", "tiny/2", "tiny/3"]
+    assert [event["b"] for event in open_run("tiny/1", tiny).events("judgement")] == [
+        ["tiny/2"],
+        ["tiny/3"],
+        ["tiny/3"],
+    ]
+
+
+def test_a_sweep_that_is_told_to_stop_leaves_nothing_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rung sweep stop` in another terminal, while the first point trains."""
+
+    def follow(command: Sequence[str], *rest: Any) -> int:
+        (name,) = (path.name for path in sweeps(tiny))
+        assert ask("sweep", "stop", name)[0] == 0
+        return in_process(command, *rest)
+
+    monkeypatch.setattr(point, "follow", follow)
+    monkeypatch.setattr(state, "signal_here", lambda claim: False)  # that would be this process
+    change = ("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 2)
+    assert ask(*change)[0] == 3
+    assert len(list_runs(tiny)) == 2
+    assert not list(open_run("tiny/1", tiny).events("judgement"))
+    monkeypatch.setattr(point, "follow", in_process)
+    assert ask(*change)[0] == 0
+    assert len(list_runs(tiny)) == 4
+
+
+def test_verbose_shows_what_a_training_printed(tiny: Path) -> None:
+    change = ("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 1)
+    assert "step 19" not in ask(*change)[1]
+    assert "step 19" in ask("ab", "tiny/1", "optimizer.beta2=0.7", "--seeds", 1, "--verbose")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--on", "moon"], "[bad-launcher]"),
+        (["--launch", "slotz=2"], "[no-key]"),
+        (["--launch", "gpus=2"], "[bad-value]"),
+        (["--launch", "slots=0"], "[bad-value]"),
+    ],
+)
+def test_a_place_that_cannot_be_is_a_mistake(folder: Path, trained: Path, words: list[str], says: str) -> None:
+    shutil.copytree(trained, folder / "runs")
+    code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8", *words, "--dry-run")
+    assert (code, says in output) == (2, True), output
+
+
+def test_slots_leave_the_number_of_threads_alone(folder: Path) -> None:
+    """It moves the last digits of a loss, and the base had what the shell gives; unless somebody asks for another."""
+    where = folder / "runs"
+
+    def env(**launch: Any) -> list[dict[str, str]]:
+        made = _launcher(Sweep("ab", where / ".sweeps/ab", where, "toy", "toy", (), launch=launch), None)
+        assert isinstance(made, LocalLauncher)
+        return [slot.env for slot in made.slots]
+
+    assert env(slots=2) == [{}, {}]
+    assert env(slots=1, gpus=[0, 1]) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert env(slots=1, threads=3) == [{"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}]
+
+
+def test_two_at_once_give_the_same_runs_and_the_same_verdict(tiny: Path, trained: Path, rung: Rung) -> None:
+    """In this process one after the other; in processes of their own two at a time."""
+
+    def curves() -> dict[tuple[str, int], list[float]]:
+        found = {}
+        for run in list_runs(tiny)[1:]:
+            evals = [event["results"]["val"]["loss"] for event in run.events("eval")]
+            found[run.document["ab"]["arm"], run.document["seed"]] = evals
+        return found
+
+    change = ("ab", "tiny/1", "optimizer.beta2=0.8", "--seeds", 2, "--json")
+    told = [json.loads(CliRunner().invoke(cli, [*map(str, change)]).stdout)]
+    one_by_one = curves()
+    shutil.rmtree(tiny)
+    shutil.copytree(trained, tiny)
+    told.append(json.loads(rung(*change, "--slots", 2).stdout))
+    assert sorted(one_by_one) == [("control", 1338), ("variant", 1337), ("variant", 1338)]
+    assert curves() == one_by_one
+    for name in ("ab", "word", "effect", "num_pairs", "factor", "delta"):
+        assert told[0][name] == told[1][name]
+    values = [[(pair["seed"], pair["value_a"], pair["value_b"]) for pair in one["pairs"]] for one in told]
+    assert values[0] == values[1]
+
+
+HASTY = """
+import os, signal, time
+from pathlib import Path
+from tests.cases.tiny import Tiny
+
+def interrupt(*_):
+    # Once, after a save: sends Ctrl-C to the process above the one above this, and waits until it comes back.
+    if not list(Path("runs").glob("hasty/[2-9]/checkpoints/00000005")):
+        return
+    try:
+        os.unlink("runs/.interrupt")
+    except FileNotFoundError:
+        return
+    told, before = [], signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *args: (told.append(1), before(*args)))
+    above = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(int(above), signal.SIGINT)
+    while not told:
+        time.sleep(0.01)
+
+class Hasty(Tiny):
+    def model(self):
+        model = super().model()
+        model.register_forward_pre_hook(interrupt)
+        return model
+"""
+
+
+def test_after_ctrl_c_the_same_command_goes_on(folder: Path, rung: Rung) -> None:
+    (folder / "hasty.py").write_text(HASTY)
+    rung("train", "hasty:Hasty", *TINY, "--experiment", "hasty", "--no-check")
+    (folder / "runs" / ".interrupt").touch()
+    change = ("ab", "hasty/1", "optimizer.beta2=0.8", "--seeds", 2, "--slots", 2)
+    done = rung(*change, check=False)
+    assert done.returncode == 130, done.stderr
+    begun = list_runs(folder / "runs")
+    assert "stopped" in [run.status for run in begun]
+    assert len(begun) in (2, 3)  # the other one may not have begun to train
+    assert not list(begun[0].events("judgement"))
+    rung(*change)
+    runs = list_runs(folder / "runs")
+    assert [run.status for run in runs] == ["finished"] * 4
+    of = [(run.document["ab"]["arm"], run.document["seed"]) for run in runs[1:]]
+    assert sorted(of) == [("control", 1338), ("variant", 1337), ("variant", 1338)]
+    assert [event["num_pairs"] for event in runs[0].events("judgement")] == [2]
 
 
 def test_importing_the_verb_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     code = "import sys, rung.cli.ab; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip() == "[]"
-
-
-def test_ctrl_c_reaches_the_training_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child interrupts us, saves, and ends as one that was stopped: we are still there to see it."""
-    child = "import os, signal; os.kill(os.getppid(), signal.SIGINT); raise SystemExit(130)"
-    before = signal.getsignal(signal.SIGINT)
-    assert trial.follow([sys.executable, "-c", child], is_quiet=False) == 130
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("is_verbose", [False, True])
-def test_the_output_of_a_training_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str], is_verbose: bool) -> None:
-    child = "print('step 1'); print('step 2')"
-    assert trial.follow([sys.executable, "-c", child], False, is_verbose) == 0
-    assert capfd.readouterr().out.split() == (["step", "1", "step", "2"] if is_verbose else [])
-
-
-def test_of_a_training_that_fails_the_end_is_shown_without_what_a_terminal_obeys(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    child = "print('\\n' * 99 + 'a\\x1b[2Jb'); raise SystemExit(3)"
-    assert trial.follow([sys.executable, "-c", child], is_quiet=False) == 3
-    said = capfd.readouterr()
-    assert (said.out, said.err.splitlines()[-1]) == ("", "a␛[2Jb")
-    assert len(said.err.splitlines()) <= 30
-
-
-def test_after_ctrl_c_nothing_is_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "follow", lambda *_: 130)
-    code, output = ask("ab", "tiny/1", "optimizer.beta2=0.8")
-    assert code == 130
-    assert "the same command goes on" in output
-    assert not list(open_run("tiny/1", tiny).events("judgement"))

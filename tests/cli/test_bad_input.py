@@ -58,7 +58,7 @@ def refused(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert end.value.code == 2, shown.out + shown.err
         lines = [line for line in shown.err.splitlines() if not line.endswith(" ...")]  # progress is no complaint
         assert len(lines) == 1, shown.err
-        assert lines[0].startswith("rung: ")
+        assert re.fullmatch(r"rung: .* \[[a-z0-9-]+\]", lines[0])
         assert sorted(path for path in place.rglob("*") if "__pycache__" not in path.parts) == before
         return lines[0]
 
@@ -66,68 +66,68 @@ def refused(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 COMMAND_LINE = [
-    (["trian"], "trian is not a verb; did you mean train?"),
-    (["train"], "which recipe?"),
-    (["train", "paino"], "paino is not a recipe; did you mean piano?"),
-    (["train", "piano", "--form", "piano/1"], "No such option '--form'"),
-    (["train", "piano", "--runs"], "'--runs' requires an argument"),
-    (["train", "nowhere.recipe:Mine"], "no module nowhere.recipe for recipe nowhere.recipe:Mine"),
-    (["train", "rung.recipes:Mine"], "rung.recipes has no class Mine that is a rung.recipe.Recipe"),
-    (["train", "rung.errors:UserError"], "rung.errors has no class UserError that is a rung.recipe.Recipe"),
-    (["train", "piano", "--experiment", "a/b"], "'a/b' cannot name an experiment"),
-    (["train", "--from", "piano/9", "seed=1"], "there is no piano/9; piano has run 1"),
-    (["resume"], "Missing argument 'RUN'"),
-    (["resume", "pinao"], "there is no run pinao under runs; did you mean piano?"),
-    (["resume", "piano/1", "--at", "two"], "'two' is not a valid integer"),
-    (["show", "piano/7"], "there is no piano/7"),
-    (["eval", "text/1"], "there is no run text/1"),
-    (["eval", "piano/1", "--at", "99"], "piano/1 has no save at step 99; it has 2, 4"),
-    (["sample", "data/piano"], "data/piano is not a run: it has no run.json"),
-    (["config"], "which recipe?"),
-    (["data", "violin"], "violin is not a recipe"),
-    (["data", "show", "violin"], "no data at data/violin"),
-    (["data", "verify", "violin"], "no data at data/violin"),
+    (["trian"], "[no-verb]"),
+    (["train"], "[missing-recipe]"),
+    (["train", "paino"], " piano?"),
+    (["train", "piano", "--form", "piano/1"], "[usage]"),
+    (["train", "piano", "--runs"], "[usage]"),
+    (["train", "nowhere.recipe:Mine"], "nowhere.recipe:Mine"),
+    (["train", "rung.recipes:Mine"], " Mine "),
+    (["train", "rung.errors:UserError"], " UserError "),
+    (["train", "piano", "--experiment", "a/b"], "'a/b'"),
+    (["train", "--from", "piano/9", "seed=1"], "piano/9"),
+    (["resume"], "[usage]"),
+    (["resume", "pinao"], " piano?"),
+    (["resume", "piano/1", "--at", "two"], "[usage]"),
+    (["show", "piano/7"], "piano/7"),
+    (["eval", "text/1"], "text/1"),
+    (["eval", "piano/1", "--at", "99"], " 2, 4"),
+    (["sample", "data/piano"], "run.json"),
+    (["config"], "[missing-recipe]"),
+    (["data", "violin"], "violin"),
+    (["data", "show", "violin"], "data/violin"),
+    (["data", "verify", "violin"], "data/violin"),
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), COMMAND_LINE, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
-def test_words_that_mean_nothing(refused: Refused, words: list[str], told: str) -> None:
-    assert told in refused(*words)
+@pytest.mark.parametrize(("words", "value"), COMMAND_LINE, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_words_that_mean_nothing(refused: Refused, words: list[str], value: str) -> None:
+    assert value in refused(*words)
 
 
 CONFIG = [
-    ("lr.learning_rat=1e-3", "lr.learning_rat is not a key; did you mean lr.learning_rate?"),
-    ("model.layers=3", "model.layers is not a key"),
-    ("data.batch_size=many", "data.batch_size=many is not a whole number"),
-    ("data.batch_size=2.5", "data.batch_size=2.5 is not a whole number"),
-    ("data.batch_size=0", "data.batch_size=0 is too small; the limit is 1"),
-    ("optimizer.beta1=1.5", "optimizer.beta1=1.5 is too large; the limit is 0.999999"),
-    ("lr.learning_rate=.nan", "is not a finite number"),
-    ("optimizer.name=sgd", "is not one of adamw, muon"),
-    ("optimizer.max_iters=3 parsecs", "'parsecs' is not a unit"),
-    ("system.device=gpu", "system.device=gpu is not a device"),
-    ("system.device=cuda:99", "system.device=cuda:99, but this machine shows"),
-    ("model=big", "model is a group of keys, not a value"),
-    ("data.batch_size", "is not an override; write key=value"),
-    ("seed=[1", "not valid YAML"),
-    ("preset=huge", "preset=huge is not a preset"),
-    ("model.n_embd=50", "model.n_embd=50 cannot be shared by model.n_head=4 heads; 52 can"),
-    ("lr.min_lr=1", "lr.min_lr=1 is above lr.learning_rate"),
-    ("lr.warmup_iters=5000", "lr.warmup_iters=5000 is 5000 steps"),
-    ("model.context_size=64", "differ; set data.context_size alone"),
-    ("optimizer.max_iters=10 min", "which is a time: the rate would depend on the clock"),
-    ("eval_only=true", "eval_only=true needs weights, but init_from=scratch_next_token"),
-    ("init_from=piano/9", "there is no piano/9"),
-    ("init_from=no/such/folder", "there is no run no/such/folder"),
-    ("dataset.base_dataset_name=violin", "no data at data/violin; prepare it with `rung data piano --from"),
-    ("dataset.base_dataset_name=runs/piano", "no data at runs/piano"),
-    ("dataset.pause_detection_threshold=1", "dataset.pause_detection_threshold=1, but data/piano was prepared with 4"),
+    ("lr.learning_rat=1e-3", " lr.learning_rate?"),
+    ("model.layers=3", "model.layers "),
+    ("data.batch_size=many", "data.batch_size=many "),
+    ("data.batch_size=2.5", "data.batch_size=2.5 "),
+    ("data.batch_size=0", "data.batch_size=0 "),
+    ("optimizer.beta1=1.5", " 0.999999"),
+    ("lr.learning_rate=.nan", "lr.learning_rate=nan "),
+    ("optimizer.name=sgd", " adamw, muon"),
+    ("optimizer.max_iters=3 parsecs", "'parsecs'"),
+    ("system.device=gpu", "system.device=gpu "),
+    ("system.device=cuda:99", "system.device=cuda:99"),
+    ("model=big", "model "),
+    ("data.batch_size", " key=value"),
+    ("seed=[1", "seed=[1"),
+    ("preset=huge", "preset=huge "),
+    ("model.n_embd=50", " 52 "),
+    ("lr.min_lr=1", "lr.min_lr=1 "),
+    ("lr.warmup_iters=5000", "lr.warmup_iters=5000 "),
+    ("model.context_size=64", " data.context_size"),
+    ("optimizer.max_iters=10 min", "10 min"),
+    ("eval_only=true", "init_from=scratch_next_token"),
+    ("init_from=piano/9", "piano/9"),
+    ("init_from=no/such/folder", "no/such/folder"),
+    ("dataset.base_dataset_name=violin", "`rung data piano --from"),
+    ("dataset.base_dataset_name=runs/piano", "runs/piano"),
+    ("dataset.pause_detection_threshold=1", "dataset.pause_detection_threshold=1"),
 ]
 
 
-@pytest.mark.parametrize(("word", "told"), CONFIG)
-def test_config_mistakes(refused: Refused, word: str, told: str) -> None:
-    assert told in refused("train", "piano", word)
+@pytest.mark.parametrize(("word", "value"), CONFIG)
+def test_config_mistakes(refused: Refused, word: str, value: str) -> None:
+    assert value in refused("train", "piano", word)
 
 
 def test_every_mistake_is_told_at_once(
@@ -144,39 +144,35 @@ def test_every_mistake_is_told_at_once(
 
 
 FILES = [
-    ("data: [1, 2\n", "is not valid YAML"),
-    ("- a\n- b\n", "must hold keys and values, not a list"),
-    ("data:\n  batchsize: 3\n", "data.batchsize is not a key (in file"),
-    ("lr: 3\n", "lr is a group of keys"),
-    (None, "no config file"),
+    ("data: [1, 2\n", "mine.yaml"),
+    ("- a\n- b\n", "mine.yaml"),
+    ("data:\n  batchsize: 3\n", "data.batchsize "),
+    ("lr: 3\n", "lr "),
+    (None, "mine.yaml"),
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), FILES)
-def test_config_files(refused: Refused, text: str | None, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "value"), FILES)
+def test_config_files(refused: Refused, text: str | None, value: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     if text is not None:
         file.write_text(text)
-    sentence = refused("train", "piano", "-c", file)
-    assert told in sentence
-    assert "mine.yaml" in sentence or "group of keys" in sentence
+    assert value in refused("train", "piano", "-c", file)
 
 
 def test_a_config_file_that_is_a_folder(refused: Refused, tmp_path: Path) -> None:
-    assert "cannot read" in refused("train", "piano", "-c", tmp_path)
+    assert str(tmp_path) in refused("train", "piano", "-c", tmp_path)
 
 
 def test_folders_without_music(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("no music")
-    assert "there is no folder" in refused("data", "piano", "--from", tmp_path / "nowhere", "--name", "new")
-    assert "is a file" in refused("data", "piano", "--from", tmp_path / "texts/a.txt", "--name", "new")
+    assert "nowhere" in refused("data", "piano", "--from", tmp_path / "nowhere", "--name", "new")
+    assert "a.txt" in refused("data", "piano", "--from", tmp_path / "texts/a.txt", "--name", "new")
     for name in ("empty", "texts"):
-        sentence = refused("data", "piano", "--from", tmp_path / name, "--name", "new")
-        assert "no MIDI files under" in sentence
-        assert "looked for *.mid, *.midi" in sentence
-    assert "data/piano exists already; pass --replace" in refused("data", "piano", "--from", tmp_path / "empty")
+        assert "*.mid, *.midi" in refused("data", "piano", "--from", tmp_path / name, "--name", "new")
+    assert "--replace" in refused("data", "piano", "--from", tmp_path / "empty")
 
 
 def test_nothing_but_unreadable_files(refused: Refused, tmp_path: Path) -> None:
@@ -209,26 +205,26 @@ def test_unreadable_files_among_good_ones_are_named(
 
 def test_resume_of_a_finished_run(refused: Refused) -> None:
     sentence = refused("resume", "piano/1")
-    assert "piano/1 is finished: optimizer.max_iters=4 was reached at step 4" in sentence
+    assert "optimizer.max_iters=4" in sentence
     assert "rung train --from piano/1 init_from=piano/1" in sentence
 
 
 RESUME = [
-    ("lr.learning_rate=1", "lr.learning_rate changes what piano/1 learns"),
-    ("optimizer.max_iters=9", "optimizer.max_iters changes what piano/1 learns"),
-    ("preset=small", "preset changes what piano/1 learns"),
-    ("data.batch_size=8", "is 8 rows a step here and 4 in piano/1"),
-    ("checkpoint.kep=3", "checkpoint.kep is not a key; did you mean checkpoint.keep?"),
+    ("lr.learning_rate=1", "lr.learning_rate "),
+    ("optimizer.max_iters=9", "optimizer.max_iters "),
+    ("preset=small", "preset "),
+    ("data.batch_size=8", " 8 rows "),
+    ("checkpoint.kep=3", " checkpoint.keep?"),
 ]
 
 
-@pytest.mark.parametrize(("word", "told"), RESUME)
-def test_resume_with_a_key_that_changes_what_is_learned(refused: Refused, word: str, told: str) -> None:
-    assert told in refused("resume", "piano/1", word)
+@pytest.mark.parametrize(("word", "value"), RESUME)
+def test_resume_with_a_key_that_changes_what_is_learned(refused: Refused, word: str, value: str) -> None:
+    assert value in refused("resume", "piano/1", word)
 
 
 def test_resume_at_a_step_without_save(refused: Refused) -> None:
-    assert re.search(r"piano/1 has no save at step 3; it has .*2.*4", refused("resume", "piano/1", "--at", 3))
+    assert " 2, 4" in refused("resume", "piano/1", "--at", 3)
 
 
 def test_resume_of_a_running_run(
@@ -250,7 +246,7 @@ def test_resume_of_a_running_run(
             training.send_signal(signal.SIGTERM)
             training.communicate()  # it may be waiting for a reader
     assert done.returncode == 2
-    assert re.fullmatch(r"rung: piano/1 is still running \(process \d+ on .*\); stop it first.*\n", done.stderr)
+    assert re.fullmatch(rf"rung: .*process {training.pid} on .*\n", done.stderr)
     assert training.returncode == 128 + signal.SIGTERM
     run = open_run("piano/1", tmp_path / "runs")
     assert run.status == "stopped"
@@ -264,10 +260,10 @@ def test_a_batch_that_ranks_cannot_share(rows: int, accumulation: int, ranks: in
     world = World(0, ranks, torch.device("cpu"))
     with pytest.raises(ConfigError) as caught:
         share(rows, accumulation, world)
-    told = str(caught.value)
-    assert f"= {rows * accumulation} rows cannot be shared by {ranks} ranks" in told
-    found = re.search(r"batch_size=(\d+), gradient_accumulation_steps=(\d+)\.$", told)
-    assert found, told
+    message = str(caught.value)
+    assert f"= {rows * accumulation} rows " in message
+    found = re.search(r"batch_size=(\d+), gradient_accumulation_steps=(\d+)\.$", message)
+    assert found, message
     assert (int(found[1]), int(found[2])) == better
     share(*better, world)  # what it advises works
 
@@ -284,4 +280,4 @@ def test_from_outside(rung: Callable[..., subprocess.CompletedProcess[str]], wor
 
 
 def test_an_empty_source_is_not_this_folder(refused: Refused) -> None:
-    assert "--from is empty" in refused("data", "piano", "--from", "", "--name", "new")
+    assert "[missing-option]" in refused("data", "piano", "--from", "", "--name", "new")

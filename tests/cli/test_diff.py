@@ -48,10 +48,11 @@ def test_the_very_line_of_an_uncommitted_edit_and_of_an_untracked_file(tmp_path:
     make_run(root, code_root=repo)
     edited, untracked = say("piano/1", "piano/2"), say("piano/2", "piano/3")
     assert "-WIDTH = 32\n+WIDTH = 64\n" in edited
-    assert "not a strict A/B: no factor, 1 confounder (code: model.py)" in edited
+    assert [one["name"] for one in json.loads(say("piano/1", "piano/2", "--json"))["confounders"]] == ["model.py"]
     assert "-WEIGHT = 1.0\n+WEIGHT = 0.1\n" in untracked
     assert git(repo, "status", "--porcelain") == " M model.py\n?? loss.py\n"
-    assert "strict A/B: loss.py (+1 -1)" in say("piano/2", "piano/3", "--declare", "code")
+    declared = json.loads(say("piano/2", "piano/3", "--declare", "code", "--json"))
+    assert (declared["is_strict"], declared["factor"]["name"]) == (True, "loss.py")
 
 
 def test_one_key(tmp_path: Path, root: Path, say: Say) -> None:
@@ -61,10 +62,8 @@ def test_one_key(tmp_path: Path, root: Path, say: Say) -> None:
     make_run(root, code_root=repo, config=changed(CONFIG, optimizer__grad_clip=0.5), sources=sources, parent="piano/1",
              why="norm sits\nat 1.0", losses=(4.0, 2.9, 2.5, 2.3))  # fmt: skip
     out = say("piano/1", "piano/2").splitlines()
-    assert out[1] == "piano/2  finished, step 40  from piano/1  why: norm sits at 1.0"
-    assert out[2] == "strict A/B: optimizer.grad_clip 1.0 -> 0.5"
+    assert out[1].endswith("norm sits at 1.0")  # on one line
     assert any(line.split() == ["40", "2.4000", "2.3000", "-0.1"] for line in out)
-    assert any("which are equal targets" in line for line in out)
     found = json.loads(say("piano/1", "piano/2", "--json"))
     assert found["is_strict"] is True
     assert found["factor"]["name"] == "optimizer.grad_clip"
@@ -82,7 +81,7 @@ def test_a_long_patch_shows_its_head_and_how_to_see_the_rest(tmp_path: Path, roo
         say("piano/1", "piano/2", "--patch"),
         say("piano/1", "piano/2", "--stat"),
     )
-    assert "160 of 200 changed lines are not shown: --patch" in short
+    assert "160 of 200" in short
     assert "+x99 = 2" not in short
     assert "+x99 = 2" in whole
     assert "-x0 = 1" not in stat
@@ -103,44 +102,44 @@ def test_two_folders_with_a_run_of_one_name(root: Path, say: Say, tmp_path: Path
     make_run(root)
     make_run(tmp_path / "other", config=changed(CONFIG, optimizer__grad_clip=0.5))
     out = say("piano/1", str(tmp_path / "other/piano/1"))
-    assert f"{root}/piano/1  finished" in out
-    assert f"{tmp_path}/other/piano/1  finished" in out
+    assert f"{root}/piano/1 " in out
+    assert f"{tmp_path}/other/piano/1 " in out
 
 
 def test_every_sentence_says_which_of_two_namesakes_it_means(root: Path, say: Say, tmp_path: Path) -> None:
     make_run(root)
     other = make_run(tmp_path / "other", status=None, losses=(float("nan"),), weights=None).path
-    out = " ".join(say("piano/1", str(other)).split())
-    assert f"{other} is " in out
-    assert f"{other} does not say what its weights were" in out
-    assert f"1 of 1 values of {other} are not finite" in out
-    assert json.loads(say("piano/1", str(other), "--json"))["b"]["id"] == "piano/1"
+    found = json.loads(say("piano/1", str(other), "--json"))
+    texts = [*found["notes"], *found["outcome"]["problems"], *(one["detail"] for one in found["differences"])]
+    about = [text for text in texts if "piano/1" in text]
+    assert len(about) >= 3
+    assert all(str(other) in text or str(root) in text for text in about)
+    assert found["b"]["id"] == "piano/1"
 
 
 def test_another_cut_is_told_with_a_word_on_dropout(root: Path, say: Say) -> None:
     for batch_size, num_micros in ((16, 1), (8, 2)):
         cut = {"data__batch_size": batch_size, "optimizer__gradient_accumulation_steps": num_micros}
         make_run(root, config=changed(CONFIG, **cut))
-    assert "only dropout draws anew" in say("piano/1", "piano/2")
+    assert "dropout" in say("piano/1", "piano/2")
 
 
 def test_what_cannot_be_compared_is_said(root: Path, say: Say) -> None:
     make_run(root, losses=(float("nan"), 3.0))
     make_run(root, every=7, losses=(3.0,), definitions={"eval/val": {**DEFINITIONS["eval/val"], "mask": "other"}})
     start_run(root).close()
-    out = say("piano/1", "piano/2")
-    assert "no step has a val/loss of both runs" in out
-    assert "1 of 2 values of piano/1 are not finite" in out
-    assert "mask none -> other" in out
-    assert "nothing logged" in say("piano/1", "piano/3")
+    problems = json.loads(say("piano/1", "piano/2", "--json"))["outcome"]["problems"]
+    assert len(problems) == 3  # a value that is not finite, no step in common, no targets in common
+    assert "mask none -> other" in say("piano/1", "piano/2")
+    assert "piano/3" in say("piano/1", "piano/3")
     assert json.loads(say("piano/3", "piano/3", "--json"))["is_strict"] is False
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["piano/1", "piano/9"], "there is no piano/9"),
-        (["piano/1", "piano/2", "--metric", "val/los"], "there are val/loss"),
+        (["piano/1", "piano/9"], "piano/9"),
+        (["piano/1", "piano/2", "--metric", "val/los"], "val/loss"),
     ],
 )
 def test_mistakes_are_one_sentence(root: Path, say: Say, words: list[str], said: str) -> None:
@@ -155,10 +154,10 @@ def test_a_newer_run_and_a_damaged_one_are_refused(root: Path, say: Say) -> None
     newer = make_run(root)
     document = json.loads((newer.path / "run.json").read_text())
     (newer.path / "run.json").write_text(json.dumps({**document, "schema": 99}))
-    with pytest.raises(UserError, match="newer rung"):
+    with pytest.raises(UserError, match="99"):
         say("piano/1", "piano/2")
     (newer.path / "run.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"run\.json"):
         say("piano/1", "piano/2")
 
 
@@ -169,9 +168,9 @@ def test_a_torn_last_line_and_a_run_that_goes_on(root: Path, say: Say) -> None:
     with (record.path / "metrics/000.ndjson").open("a") as rows, (record.path / "events.ndjson").open("a") as events:
         rows.write('{"step": 1, "lo')
         events.write('{"kind": "ev')
-    out = say("piano/1", "piano/2")
-    assert "piano/2  running, step 0" in out
-    assert "piano/2 has no val/loss" in out
+    found = json.loads(say("piano/1", "piano/2", "--json"))
+    assert (found["b"]["status"], found["b"]["step"]) == ("running", 0)
+    assert any("piano/2" in text and "val/loss" in text for text in found["outcome"]["problems"])
     record.close()
 
 
@@ -182,10 +181,9 @@ def test_a_folder_from_another_machine(tmp_path: Path, root: Path, say: Say, mon
     make_run(root, code_root=repo)
     shutil.rmtree(repo)
     monkeypatch.chdir(tmp_path)
-    out = say("piano/1", "piano/2")
-    assert "code: unknown" in out
-    assert "not a strict A/B" in out
-    assert "code: the same" not in out
+    found = json.loads(say("piano/1", "piano/2", "--json"))
+    assert found["code"]["problem"]
+    assert not found["is_strict"]
 
 
 def test_diff_works_without_torch_and_numpy(root: Path) -> None:

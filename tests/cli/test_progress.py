@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rung.cli.progress import patience
+from rung.progress import patience
 
 
 def test_a_long_wait_is_explained_and_a_short_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:

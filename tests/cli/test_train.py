@@ -77,8 +77,7 @@ def test_a_run_from_start_to_end(rung: Rung) -> None:
     assert run.document["why"] == "to see it run"
     assert [row["step"] for row in run.evals()] == [4, 8, 10]
     assert len(rung.losses("piano/1")) == 10
-    assert f"best full_val loss {run.best['loss']:.4f}" in text
-    assert "unigram" in text
+    assert f"{run.best['loss']:.4f}" in text
     (tune,) = (rung.folder / "runs/piano/1/samples").glob("*/*.mid")
     assert mido.MidiFile(tune).length >= 0
     assert str(tune.relative_to(rung.folder)) in text
@@ -121,8 +120,8 @@ def test_resume_at_another_cut_goes_on_the_same(rung: Rung) -> None:
     for path in (rung.folder / "runs/piano/2/checkpoints").glob("0000001?"):
         shutil.rmtree(path)
     amend(rung.run("piano/2").path, status="stopped")  # as if it had been stopped after its save at step 8
-    text = rung("resume", "piano/2", "data.batch_size=2", "optimizer.gradient_accumulation_steps=2")
-    assert "goes on at step 8" in text
+    rung("resume", "piano/2", "data.batch_size=2", "optimizer.gradient_accumulation_steps=2")
+    assert [segment["first_step"] for segment in rung.run("piano/2").document["segments"]][1:] == [8]
     assert rung.losses("piano/2") == pytest.approx(rung.losses("piano/1"), rel=1e-6)
     for name, tensor in rung.weights("piano/1", 12).items():
         torch.testing.assert_close(rung.weights("piano/2", 12)[name], tensor, rtol=0, atol=2e-5)
@@ -131,7 +130,7 @@ def test_resume_at_another_cut_goes_on_the_same(rung: Rung) -> None:
 def test_from_says_what_changed_and_keeps_the_parent(rung: Rung) -> None:
     rung.train("optimizer.max_iters=3", "lr.warmup_iters=1")
     text = rung("train", "--from", "piano/1", "optimizer.grad_clip=0.5", "--why", "less")
-    assert "from piano/1: optimizer.grad_clip 1.0 -> 0.5" in text
+    assert "optimizer.grad_clip 1.0 -> 0.5" in text
     child = rung.run("piano/2")
     assert child.document["parent"] == "piano/1"
     assert child.config()["model"] == rung.run("piano/1").config()["model"]
@@ -171,10 +170,9 @@ def test_a_time_budget_ends_the_run(rung: Rung) -> None:
 
 def test_a_run_that_diverges_says_so_and_keeps_good_weights(rung: Rung) -> None:
     words = ["optimizer.max_iters=60", "lr.learning_rate=1e18", "optimizer.grad_clip=0", "lr.warmup_iters=0"]
-    text = rung.train(*words, code=1)
+    rung.train(*words, code=1)
     run = rung.run("piano/1")
     assert run.status == "diverged"
-    assert "the update was not applied" in text
     columns = run.metrics(["loss", "norm"])
     pairs = [(l, n) for l, n in zip(columns["loss"], columns["norm"]) if l is not None]
     bad = [not (math.isfinite(l) and math.isfinite(n)) for l, n in pairs]
@@ -198,7 +196,7 @@ def test_a_signal_saves_at_the_next_step_and_resume_ends_like_one_run(rung: Rung
             break
     rest = process.stdout.read()
     assert process.wait() == 128 + number
-    assert "go on with `rung resume cut/1`" in rest
+    assert "rung resume cut/1" in rest
     run = rung.run("cut/1")
     assert run.status == "stopped"
     step = run.document["last_step"]

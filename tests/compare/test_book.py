@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from rung.compare.blocks import markdown
-from rung.compare.book import MEAN, experiment_page
-from rung.compare.html import to_html
+from rung.compare.page import MEAN, experiment_page
+from rung.report.blocks import markdown
+from rung.report.html import to_html
 from rung.runs.query import Run, list_runs
 from rung.runs.record import amend, append_event
 from tests.compare.made import CONFIG, changed
@@ -99,11 +99,11 @@ def test_an_experiment_without_runs(tmp_path: Path) -> None:
 
 def test_html_of_an_experiment(make: Make, tmp_path: Path) -> None:
     make(why="<b>bold</b>")
-    written = experiment_page("piano", list_runs(tmp_path / "runs", "piano"))
-    page = to_html(written.page)
+    report = experiment_page("piano", list_runs(tmp_path / "runs", "piano"))
+    page = to_html(report.page)
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert page.count("<svg") == 1
-    assert set(written.drawings) == {"loss.svg"}
+    assert set(report.drawings) == {"loss.svg"}
 
 
 def test_evals_that_cannot_be_read_cost_no_other_run_its_place(make: Make, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rung.compare.code import Changed, Snapshot, compared, diff
-from rung.runs.codetar import pack
+from rung.compare.code import ChangedFile, Snapshot, compared, diff
+from rung.runs.provenance import pack
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, amend
 from tests.compare.made import git, make_repo
@@ -26,7 +26,7 @@ def test_an_uncommitted_edit_is_shown_to_the_line(make: Make, repo: Path) -> Non
     (repo / "model.py").write_text("WIDTH = 64\nDEPTH = 2\n")
     b = make(code_root=repo)
     found = diff(a, b)
-    assert found.files == [Changed("M", "model.py", 1, 1)]
+    assert found.files == [ChangedFile("M", "model.py", 1, 1)]
     assert "-WIDTH = 32\n+WIDTH = 64\n DEPTH = 2\n" in found.patch
     assert found.problem == ""
     assert diff(a, a).files == []
@@ -79,8 +79,8 @@ def test_odd_names_and_bytes_come_out_as_text(make: Make, repo: Path) -> None:
     git(repo, "add", "-A")
     git(repo, "commit", "-qm", "odd")
     found = diff(a, make(code_root=repo))
-    assert Changed("A", "caf\\xe9\n.py", 1, 0) in found.files
-    assert Changed("A", "blob.dat", None, None) in found.files
+    assert ChangedFile("A", "caf\\xe9\n.py", 1, 0) in found.files
+    assert ChangedFile("A", "blob.dat", None, None) in found.files
     assert "+x = '\\xe9'" in found.patch
     found.patch.encode("utf-8")
 
@@ -96,8 +96,8 @@ def test_a_repository_that_is_not_at_hand(
     if where == "gone":
         shutil.rmtree(repo)
         found = diff(a, b)
-        assert "no repository at hand" in found.problem
-        assert "refs/rung/piano/1" in found.problem
+        assert "no known repository" in found.problem
+        assert a.document["code"]["ref"] in found.problem
         assert found.files == []
     else:
         repo.rename(tmp_path / "elsewhere")
@@ -108,7 +108,7 @@ def test_a_repository_that_is_not_at_hand(
 def test_two_repositories_that_share_nothing(make: Make, tmp_path: Path) -> None:
     one, other = make_repo(tmp_path / "one"), make_repo(tmp_path / "other", {"model.py": "WIDTH = 1\nDEPTH = 2\n"})
     found = diff(make(code_root=one), make(code_root=other))
-    assert found.files == [Changed("M", "model.py", 1, 1)]
+    assert found.files == [ChangedFile("M", "model.py", 1, 1)]
     assert "-WIDTH = 32\n+WIDTH = 1\n" in found.patch
 
 
@@ -143,7 +143,11 @@ def test_archives_are_compared_by_file(make: Make, tmp_path: Path) -> None:
     b = make(code_root=folder)
     assert a.document["code"]["kind"] == "tar"
     found = diff(a, b)
-    assert found.files == [Changed("D", "gone.py", 0, 1), Changed("A", "new.py", 0, 0), Changed("M", "train.py", 2, 2)]
+    assert found.files == [
+        ChangedFile("D", "gone.py", 0, 1),
+        ChangedFile("A", "new.py", 0, 0),
+        ChangedFile("M", "train.py", 2, 2),
+    ]
     assert "-lr = 1\n" in found.patch
     assert "+lr = 3\n" in found.patch
     assert "\\ No newline at end of file" in found.patch
@@ -157,7 +161,7 @@ def test_a_commit_against_an_archive(make: Make, tmp_path: Path) -> None:
     shutil.copytree(repo / "sub", folder)
     (folder / "train.py").write_text("lr = 2\n")
     found = diff(a, make(code_root=folder))
-    assert found.files == [Changed("M", "train.py", 1, 1)]
+    assert found.files == [ChangedFile("M", "train.py", 1, 1)]
     assert any("1 files that an archive leaves out" in note for note in found.notes)
 
 
@@ -171,11 +175,11 @@ def test_damage_is_a_problem_in_words(make: Make, tmp_path: Path, repo: Path) ->
     (a.path / "code.tar.gz").write_bytes(b"torn")
     assert "is not the archive" in diff(a, b).problem
     (a.path / "code.tar.gz").unlink()
-    assert "which is not there" in diff(a, b).problem
+    assert "is missing" in diff(a, b).problem
     assert "kept no code" in diff(make(), b).problem
     c = make(code_root=repo)
     amend(c.path, code={"kind": "git", "commit": "--output=/tmp/x", "tree": "--", "root": str(repo)})
-    assert "is no commit" in diff(open_run(c.path, c.path), make(code_root=repo)).problem
+    assert "is not a commit" in diff(open_run(c.path, c.path), make(code_root=repo)).problem
     amend(c.path, code={"kind": ["damaged"]})
     assert "kept no code" in diff(open_run(c.path, c.path), b).problem
 
@@ -196,7 +200,7 @@ def test_code_that_changed_on_a_resume_is_told(start: Callable[..., Record], mak
     assert len(found.resumed) == 1
     assert found.resumed[0].step == 5
     assert found.resumed[0].files[0].path == "model.py"
-    assert any("went on at step 5 with other code: model.py" in note for note in found.notes)
+    assert any("continued at step 5 with other code: model.py" in note for note in found.notes)
 
 
 def test_files_that_were_left_out_are_told(make: Make, repo: Path) -> None:

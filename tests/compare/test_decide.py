@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rung.compare.decide import (
     ALPHA,
     LOOKS,
-    Looks,
+    AlphaSpending,
     bca_interval,
     correlation,
     decide,
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_paired_interval_is_that_of_the_textbook() -> None:
     """Differences 1, 2, 3, 4, 5 with one planned look: mean 3, sd sqrt(2.5), t of 4 degrees at 3 % 3.2976."""
-    found = decide([1.0, 2.0, 3.0, 4.0, 5.0], delta=0.0, looks=Looks(5))
+    found = decide([1.0, 2.0, 3.0, 4.0, 5.0], delta=0.0, spending=AlphaSpending(5))
     half = 3.2976 * math.sqrt(2.5) / math.sqrt(5)
     assert found.level == pytest.approx(0.03)
     assert (found.low, found.high) == pytest.approx((3 - half, 3 + half), abs=1e-3)
@@ -46,22 +46,24 @@ def test_a_paired_interval_is_that_of_the_textbook() -> None:
 def test_welch_is_that_of_the_textbook() -> None:
     """Equal sizes and spreads: 2n - 2 degrees of freedom, and t as in the pooled test."""
     a, b = [1.0, 2.0, 3.0], [5.0, 6.0, 7.0]
-    found = decide_unpaired(a, b, 0.0, Looks(3))
+    found = decide_unpaired(a, b, 0.0, AlphaSpending(3))
     assert found.effect == 4
     assert found.p == pytest.approx(0.00805, abs=1e-4)  # t = 4.899, 4 degrees
     assert (found.method, found.word) == ("Welch", "WORSE")
-    assert decide_unpaired(b, a, 0.0, Looks(3)).word == "BETTER"
+    assert decide_unpaired(b, a, 0.0, AlphaSpending(3)).word == "BETTER"
 
 
 def test_all_looks_together_may_err_no_more_than_alpha() -> None:
-    assert sum(Looks().level(n) for n in LOOKS) == pytest.approx(ALPHA)
+    assert sum(AlphaSpending().level(n) for n in LOOKS) == pytest.approx(ALPHA)
     for planned in (3, 4, 6, 20):
-        spent = Looks(planned).level(planned) + sum(Looks(planned).level(n) for n in LOOKS if n != planned)
+        spent = AlphaSpending(planned).level(planned) + sum(
+            AlphaSpending(planned).level(n) for n in LOOKS if n != planned
+        )
         assert spent <= ALPHA + 1e-12
-    levels = [Looks().level(n) for n in LOOKS]
+    levels = [AlphaSpending().level(n) for n in LOOKS]
     assert levels == sorted(levels)  # little is spent early
-    assert Looks().level(4) == Looks().level(3)  # between two looks, that of the smaller one
-    assert Looks().level(30) == Looks().level(12)
+    assert AlphaSpending().level(4) == AlphaSpending().level(3)  # between two looks, that of the smaller one
+    assert AlphaSpending().level(30) == AlphaSpending().level(12)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=12), st.floats(0, 0.5), st.booleans())
@@ -98,11 +100,11 @@ def test_more_pairs_would_really_do() -> None:
     """With the number of pairs it asks for, about four of five repetitions are decided (a fixed seed; sd of the share
     0.013 over 1000)."""
     rng = random.Random(1)
-    need = more_pairs(0.8, 1.0, 3, 0.0, Looks().level)
+    need = more_pairs(0.8, 1.0, 3, 0.0, AlphaSpending().level)
     assert need is not None
     hits = sum(decide([rng.gauss(0.8, 1.0) for _ in range(3 + need)], 0.0).word == "WORSE" for _ in range(1000))
     assert 740 <= hits <= 880
-    assert more_pairs(0.0, 1.0, 3, 0.0, Looks().level) is None  # nothing to find, and nothing is small enough
+    assert more_pairs(0.0, 1.0, 3, 0.0, AlphaSpending().level) is None  # nothing to find, and nothing is small enough
 
 
 def test_a_noise_floor_known_from_three_runs_asks_for_more() -> None:
@@ -139,10 +141,13 @@ def test_a_skewed_spread_bends_the_bootstrap() -> None:
 
 def test_several_variants_share_the_level() -> None:
     for n in (3, 4, 5, 12):
-        assert Looks(3, num_variants=4).level(n) == pytest.approx(Looks(3).level(n) / 4)
-    alone, among = decide([1.0, 2.0, 3.0], 0.0), decide([1.0, 2.0, 3.0], 0.0, Looks(num_variants=2))
+        assert AlphaSpending(3, num_variants=4).level(n) == pytest.approx(AlphaSpending(3).level(n) / 4)
+    alone, among = decide([1.0, 2.0, 3.0], 0.0), decide([1.0, 2.0, 3.0], 0.0, AlphaSpending(num_variants=2))
     assert among.low < alone.low < alone.high < among.high
-    assert decide_by_floor([-0.1], 0.01, 5, 0.0, Looks(num_variants=9)).low < decide_by_floor([-0.1], 0.01, 5, 0.0).low
+    assert (
+        decide_by_floor([-0.1], 0.01, 5, 0.0, AlphaSpending(num_variants=9)).low
+        < decide_by_floor([-0.1], 0.01, 5, 0.0).low
+    )
 
 
 def test_correlation() -> None:

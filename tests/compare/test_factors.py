@@ -150,7 +150,7 @@ def test_another_horizon_is_never_one_change(pair: Callable[..., Comparison]) ->
         "lr.lr_decay_iters": "follows",
         "num_steps": "hidden",
     }
-    assert "schedules end elsewhere" in found(comparison, "num_steps").detail
+    assert "schedules end at different steps" in found(comparison, "num_steps").detail
     assert not strictness(comparison).is_strict
     assert strictness(comparison, ["budget"]).is_strict
     assert any("did 40 of 80 planned steps" in note for note in comparison.notes)
@@ -315,7 +315,7 @@ def test_a_run_json_of_odd_shape(make: Make, repo: Path, damage: dict[str, Any],
 def test_a_part_of_another_kind_is_refused_before_anything_is_compared(make: Make, damage: dict[str, Any]) -> None:
     run = make()
     amend(run.path, **damage)
-    with pytest.raises(RunError, match="damaged"):
+    with pytest.raises(RunError, match=next(iter(damage))):
         open_run(run.path, run.path)
 
 

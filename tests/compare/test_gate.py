@@ -18,6 +18,7 @@ from rung.runs.files import from_json, to_json
 from rung.runs.query import Run, open_run
 from rung.runs.record import amend
 from tests.compare.arms import DEFINITIONS, arms, curve, make
+from tests.errors import raises_code
 
 CLOSE = [(1.0, 0.95), (1.01, 0.957), (0.99, 0.941)]  # about 0.05 better, and steadily
 
@@ -179,7 +180,7 @@ def test_a_seed_that_is_none_pairs_nothing(root: Path, seed: Any) -> None:
         amend(run.path, seed=seed)
     found = judge([open_run(a[0].id, root)], [open_run(b[0].id, root)])
     assert (found.word, found.pairs) == ("UNDECIDED", [])
-    assert "1 run an arm" in found.words()
+    assert "1 run an arm" in found.summary_line()
 
 
 def test_another_definition_of_another_set_does_not_matter(root: Path) -> None:
@@ -272,15 +273,15 @@ def test_nothing_differs_is_never_better(root: Path) -> None:
 
 def test_a_run_in_both_arms_is_refused(root: Path) -> None:
     a, b = arms(root, CLOSE)
-    with pytest.raises(RunError, match="both arms"):
+    with raises_code("options-conflict"):
         judge(a, [*b, a[0]])
-    with pytest.raises(RunError, match="both arms"):
+    with raises_code("too-few"):
         judge(a, [])
 
 
 def test_a_run_named_twice_counts_once(root: Path) -> None:
     a, b = arms(root, CLOSE)
-    assert judge([*a, a[0]], b).plain()["effect"] == judge(a, b).effect
+    assert judge([*a, a[0]], b).to_dict()["effect"] == judge(a, b).effect
 
 
 def test_two_runs_folders_with_one_name_are_two_runs(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_two_runs_folders_with_one_name_are_two_runs(tmp_path: Path) -> None:
     copies = [open_run(run.id, tmp_path / "runs") for run in b]
     assert judge(a, copies).word == "BETTER"
     assert judge(a, [*b, *copies]).num_pairs == 3  # a copy is no second run
-    with pytest.raises(RunError, match="both arms"):
+    with raises_code("options-conflict"):
         judge([*a, b[0]], copies)
     again = make(tmp_path / "elsewhere" / "runs", 1, 0.9, key=0.2)
     assert again.id == a[0].id
@@ -358,7 +359,7 @@ def test_many_files_are_one_confounder(root: Path, repository: Path) -> None:
     found = judge(a, [make(root, 1, key=0.2, code_root=repository)])
     assert len(found.confounders) == 1
     assert "9 files" in found.confounders[0]
-    assert found.words().startswith("CONFOUNDED: code: 9 files (part0.py new, +1 -0")
+    assert found.summary_line().startswith("CONFOUNDED: code: 9 files (part0.py new, +1 -0")
 
 
 def test_an_edit_between_two_runs_of_an_arm_is_confounded(root: Path, repository: Path) -> None:

@@ -36,8 +36,8 @@ def test_a_steady_gain_is_better(root: Path) -> None:
     assert found.correlation == pytest.approx(statistics.correlation(*zip(*CLOSE)))
     assert 0 < found.targets_saved < 1
     assert judge(b, a).word == "WORSE"
-    assert "BETTER" in found.words()
-    assert from_json(to_json(found.plain()))["pairs"][0]["a"] == ["case/1"]
+    assert "BETTER" in found.summary_line()
+    assert from_json(to_json(found.to_dict()))["pairs"][0]["a"] == ["case/1"]
 
 
 def test_the_endpoint_is_the_mean_over_the_last_fifth(root: Path) -> None:
@@ -56,8 +56,8 @@ def test_too_noisy_is_undecided_and_says_what_it_would_take(root: Path) -> None:
     assert found.word == "UNDECIDED"
     assert found.more_pairs is not None
     assert found.more_s == pytest.approx(found.more_pairs * 120)  # two runs of a minute
-    assert "more pairs" in found.words()
-    wide = float(found.words().rpartition("δ=")[2])
+    assert "more pairs" in found.summary_line()
+    wide = float(found.summary_line().rpartition("δ=")[2])
     assert judge(a, b, delta=wide).word == "EQUIVALENT"
 
 
@@ -89,7 +89,7 @@ def test_one_pair_against_a_floor_is_provisional(root: Path) -> None:
         make(root, seed, end)
     found = judge(a, b)
     assert (found.word, found.is_provisional) == ("BETTER", True)
-    assert "provisional" in found.words()
+    assert "provisional" in found.summary_line()
     assert found.floor is not None
     assert found.floor.num_runs == 5
     near = judge(a, [make(root, 1, 0.997, key=0.3)])
@@ -149,7 +149,7 @@ def test_the_words_have_the_promised_form() -> None:
         "UNDECIDED", "val/loss", effect=-0.0009, low=-0.0019, high=0.0001, num_pairs=32, correlation=0.9, delta=0.0005,
         more_pairs=40,
     )  # fmt: skip
-    assert found.words() == (
+    assert found.summary_line() == (
         "B\N{MINUS SIGN}A = \N{MINUS SIGN}0.0009 nats [\N{MINUS SIGN}0.0019, +0.0001] (32 pairs, corr 0.90): UNDECIDED "
         "at δ=0.0005; ~40 more pairs, or EQUIVALENT at δ=0.002"
     )
@@ -172,7 +172,7 @@ def test_every_kind_of_run_gets_a_word(root: Path) -> None:
     for a, b in itertools.permutations(odd, 2):
         found = judge([a], [b], allowed=["code"])
         assert found.word in ("BETTER", "WORSE", "EQUIVALENT", "UNDECIDED", "CONFOUNDED", "INCOMPARABLE")
-        assert found.words()
+        assert found.summary_line()
         assert bool(found.what_next) == (found.word in ("UNDECIDED", "CONFOUNDED", "INCOMPARABLE"))
 
 

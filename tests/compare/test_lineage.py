@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rung.compare import lineage
-from rung.compare.blocks import inline
 from rung.compare.lineage import chain, change_spans, find_parent, find_parents, settings, short_change, tree_lines
+from rung.report.blocks import inline
+from rung.runs import query
 from rung.runs.query import Run, list_runs, open_run
-from rung.runs.record import amend
+from rung.runs.record import amend, read_document
 from tests.compare.made import CONFIG, changed
 
 Make = Callable[..., Run]
@@ -30,7 +30,7 @@ def test_a_chain_leads_to_the_first_run(make: Make) -> None:
     make()
     make(parent="piano/1")
     last = make(parent="piano/2")
-    assert [run.id for run in chain(last).runs] == ["piano/1", "piano/2", "piano/3"]
+    assert [link.run.id for link in chain(last)] == ["piano/1", "piano/2", "piano/3"]
 
 
 def test_a_parent_that_is_gone_is_told(make: Make) -> None:
@@ -38,31 +38,31 @@ def test_a_parent_that_is_gone_is_told(make: Make) -> None:
     run = make(parent="piano/1")
     shutil.rmtree(run.path.parent / "1")
     found = chain(run)
-    assert found.runs == [run]
-    assert "piano/1 is not among the runs" in found.links[0].problem
+    assert [link.run for link in found] == [run]
+    assert "piano/1 is not among the runs" in found[0].problem
     assert tree_lines([run])[0] == "[piano/1]"
     assert "piano/2" in tree_lines([run])[1]
 
 
-def test_parents_in_a_circle_end(make: Make) -> None:
+def test_parents_in_a_cycle_end(make: Make) -> None:
     first = make()
     second = make(parent="piano/1")
     document = json.loads((second.path / "run.json").read_text())
     amend(first.path, parent="piano/2", created=document["created"])
     run = open_run("piano/2", first.path.parent.parent)
     found = chain(run)
-    assert [one.id for one in found.runs] == ["piano/1", "piano/2"]
-    assert "circle" in found.links[0].problem
+    assert [link.run.id for link in found] == ["piano/1", "piano/2"]
+    assert "cycle" in found[0].problem
     lines = tree_lines(list_runs(first.path.parent.parent))
     assert sorted(line.split()[0].strip("└") or line.split()[1] for line in lines) == ["piano/1", "piano/2"]
-    assert "circle" in lines[0]
+    assert "cycle" in lines[0]
 
 
 def test_a_run_that_is_its_own_parent(make: Make) -> None:
     run = make()
     amend(run.path, parent="piano/1")
     again = open_run(run.path, run.path.parent.parent)
-    assert [one.id for one in chain(again).runs] == ["piano/1"]
+    assert [link.run.id for link in chain(again)] == ["piano/1"]
     assert len(tree_lines([again])) == 1
 
 
@@ -81,22 +81,30 @@ def test_a_namesake_that_is_younger_is_no_parent(make: Make) -> None:
     first = make()
     run = make(parent="piano/1")
     amend(first.path, created="2099-01-01T00:00:00.000Z")
-    found = find_parent(run)
+    amend(run.path, parent_uid=None)  # as an older rung wrote it; else the uid tells
+    found = find_parent(open_run(run.id, run.path.parent.parent))
     assert found.parent is None
     assert "began after" in found.problem
 
 
 def test_a_parent_that_was_moved_is_found(make: Make) -> None:
     first = make()
-    run = make(parent="piano/1")
+    make(parent="piano/1")
     moved = first.path.parent.parent / "bach" / "4"
     moved.parent.mkdir()
     shutil.move(first.path, moved)
-    amend(moved, id="bach/4", formerly=["piano/1"])
-    found = find_parent(run)
+    found = find_parent(open_run("piano/2", moved.parent.parent))
     assert found.parent is not None
-    assert found.parent.path == moved
-    assert "now called bach/4" in found.problem
+    assert (found.parent.path, found.parent.id, found.problem) == (moved, "bach/4", "")
+
+
+def test_another_run_of_the_name_of_the_parent_is_not_the_parent(make: Make) -> None:
+    first = make()
+    run = make(parent="piano/1")
+    amend(first.path, uid="0" * 32)  # as where the child was brought to a folder that had a piano/1
+    found = find_parent(open_run(run.id, run.path.parent.parent))
+    assert found.parent is None
+    assert "not among the runs" in found.problem
 
 
 def test_settings_are_new_held_replaced_or_reverted(make: Make) -> None:
@@ -181,7 +189,7 @@ def test_a_very_long_chain(make: Make, tmp_path: Path) -> None:
         path.mkdir(parents=True)
         (path / "run.json").write_text(json.dumps({**document, "status": "finished"}))
         runs.append(Run(path, {**document, "status": "finished"}))
-    assert len(chain(runs[-1]).links) == 1500
+    assert len(chain(runs[-1])) == 1500
     assert len(tree_lines(runs[:1200])) == 1200
 
 
@@ -195,16 +203,21 @@ def test_an_odd_parent_is_not_followed(make: Make, parent: Any) -> None:
 
 
 def test_many_runs_whose_parents_are_gone_are_looked_for_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [make(losses=(), parent=f"gone/{number}") for number in range(4)]
+    for number in range(4):
+        make("piano", losses=(), parent=f"gone/{number}")
+    root = make("bach").path.parent.parent
     calls: list[Path] = []
 
-    def counting(root: Path, *rest: Any) -> list[Run]:
-        calls.append(root)
-        return list_runs(root, *rest)
+    def counting(path: Path) -> dict[str, Any]:
+        calls.append(path)
+        return read_document(path)
 
-    monkeypatch.setattr(lineage, "list_runs", counting)
-    assert len(tree_lines(runs)) == 8
-    assert len(calls) == 1
+    monkeypatch.setattr(query, "read_document", counting)
+    assert len(tree_lines(list_runs(root, "piano"))) == 8
+    assert len(calls) == 4 + 5, "those that were asked for, and once all"
+    calls.clear()
+    assert len(tree_lines(list_runs(root))) == 9
+    assert len(calls) == 5
 
 
 def test_a_tree_reads_no_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

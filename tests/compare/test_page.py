@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rung.compare.blocks import markdown
-from rung.compare.html import to_html
 from rung.compare.page import notes_of, run_page
 from rung.compare.result import ROUNDED
 from rung.errors import RunError
+from rung.report.blocks import markdown
+from rung.report.html import to_html
 from rung.runs.files import to_json
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, amend, append_event
@@ -112,10 +112,10 @@ def test_the_same_record_gives_the_same_bytes_anywhere(
     monkeypatch.chdir(tmp_path / "elsewhere")
     copied = open_run("piano/2", Path("copy"))
     pages = [run_page(run, has_files=True) for run in (child, child, copied)]
-    for written in pages[1:]:
-        assert markdown(written.page) == markdown(pages[0].page)
-        assert to_html(written.page) == to_html(pages[0].page)
-        assert written.drawings == pages[0].drawings
+    for report in pages[1:]:
+        assert markdown(report.page) == markdown(pages[0].page)
+        assert to_html(report.page) == to_html(pages[0].page)
+        assert report.drawings == pages[0].drawings
     assert str(tmp_path) not in to_html(pages[0].page) + markdown(pages[0].page)
 
 
@@ -143,7 +143,7 @@ def test_a_repository_that_is_not_at_hand(child: Run, repo: Path, tmp_path: Path
     """As on the machine of a colleague who was sent the folder."""
     repo.rename(tmp_path / "gone")
     page = page_of(open_run(child.path, child.path.parent.parent))
-    assert "no repository at hand has" in page
+    assert "no known repository has" in page
     assert "confounder (code)" in page
     assert str(tmp_path) not in page
 
@@ -156,19 +156,19 @@ def test_a_first_run(make: Make) -> None:
 
 def test_a_run_that_did_nothing_yet(start: Start) -> None:
     record = start()
-    written = run_page(open_run(record.path, record.path.parent.parent))
-    page = markdown(written.page)
+    report = run_page(open_run(record.path, record.path.parent.parent))
+    page = markdown(report.page)
     assert "running, before its first step" in page
     assert "No loss was recorded." in page
-    assert written.drawings == {}
+    assert report.drawings == {}
     record.close()
 
 
 def test_losses_that_are_not_finite_are_shown_as_they_are(start: Start) -> None:
     run = train(start(), 3, bad={7, 38, 39})
-    written = run_page(run)
-    assert "step 39/40  loss NaN" in markdown(written.page)
-    assert "not finite (3)" in written.drawings["loss.svg"]
+    report = run_page(run)
+    assert "step 39/40  loss NaN" in markdown(report.page)
+    assert "not finite (3)" in report.drawings["loss.svg"]
     assert "loss NaN" in page_of(run)
 
 
@@ -222,9 +222,9 @@ def test_odd_values_where_others_were_expected(make: Make) -> None:
                 again = open_run(run.path, run.path.parent.parent)
             except RunError:  # refused in a sentence
                 continue
-            written = run_page(again)
-            assert markdown(written.page).startswith("# piano/1\n"), (name, odd)
-            to_html(written.page)
+            report = run_page(again)
+            assert markdown(report.page).startswith("# piano/1\n"), (name, odd)
+            to_html(report.page)
 
 
 def test_an_older_run_with_a_plain_verdict(make: Make) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rung.cli.resolve import schema_of
 from rung.config import Layer, parse_overrides
 from rung.engine.build import Setup, build
 from rung.recipe import Recipe
+from rung.resolve import schema_of
+from tests.contract.newcomer import Newcomer
 from tests.contract.toy import Toy
 
 SMALL = [
@@ -109,6 +110,10 @@ def toy(data: Path) -> Case:
     )
 
 
+def newcomer(data: Path) -> Case:
+    return Case("newcomer", Newcomer, (), ("lr.learning_rate=3e-2",), 0.35)
+
+
 # One line per recipe of the catalog; test_catalog fails when one is missing. The fixture makes its data.
 CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano": (piano, "piano_data"),
@@ -116,4 +121,5 @@ CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "text": (text, "text_data"),
     "world": (world, "world_data"),
     "toy": (toy, "tmp_path"),
+    "newcomer": (newcomer, "tmp_path"),
 }

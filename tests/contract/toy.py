@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rung.config import key, section
-from rung.recipe import Arrays, Batch, Draw, Input, Loss, Objective, Part, Recipe, Sample, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Input, Loss, Objective, ParameterGroup, Part, Recipe, Sample, Stream
 
 
 @dataclass
@@ -95,8 +96,8 @@ class Toy(Recipe):
             return Loss(hinge.sum(), batch["valid"].sum())
 
         return [
-            Objective("generator", list(model.generator.parameters()), generator),
-            Objective("discriminator", list(model.discriminator.parameters()), discriminator, every=2),
+            Objective("generator", [ParameterGroup("g", model.generator.parameters())], generator),
+            Objective("discriminator", [ParameterGroup("d", model.discriminator.parameters())], discriminator, every=2),
         ]
 
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:

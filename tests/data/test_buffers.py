@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rung.data.buffers import empty, is_own, page_locked
-from rung.data.prefetch import to_device
+from rung.engine.prefetch import to_device
 
 
 def test_an_array_to_fill_is_of_the_shape_and_type_that_was_asked_for() -> None:

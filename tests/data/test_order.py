@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.data.order import permute, shuffled
-from rung.recipe import key_of
+from rung.random import key_of
 
 sizes = st.one_of(st.integers(1, 20), st.integers(1, 3000))
 seeds = st.integers(0, 2**31)

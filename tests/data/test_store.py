@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import resource
 import signal
 import tempfile
@@ -22,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 from rung.data.store import SCHEMA, Store, StoreWriter, check_apart, place
 from rung.errors import DataError
+from tests.errors import raises_code
 
 DTYPES = ["u1", "u2", "u4", "i2", "i8", "f4", "f8", ">u2", ">i4", "?"]
 
@@ -90,13 +90,14 @@ def test_arrays_cannot_be_written(out: Path) -> None:
 
 
 def test_a_split_that_is_not_there_names_those_that_are(out: Path) -> None:
-    with pytest.raises(DataError, match="has no split 'test', only train, validation"):
+    with raises_code("no-split") as caught:
         write(out, [1, 2, 3]).split("test")
+    assert "train, validation" in str(caught.value)
 
 
 def test_another_kind_of_data_is_refused(out: Path) -> None:
     write(out, [1, 2, 3])
-    with pytest.raises(DataError, match="holds piano data, not text"):
+    with raises_code("data-mismatch"):
         Store.open(out, kind="text")
 
 
@@ -137,8 +138,9 @@ def test_replace_puts_the_new_one_in_place_of_the_old(out: Path) -> None:
 
 def test_without_replace_an_earlier_store_is_refused_and_kept(out: Path) -> None:
     write(out, [1, 2, 3])
-    with pytest.raises(DataError, match="exists already; pass --replace"):
+    with raises_code("data-exists") as caught:
         write(out, [4, 5])
+    assert "--replace" in str(caught.value)
     assert Store.open(out).arrays["tokens"].tolist() == [1, 2, 3]
 
 
@@ -146,7 +148,7 @@ def test_without_replace_an_earlier_store_is_refused_and_kept(out: Path) -> None
 def test_a_folder_that_is_no_store_is_left_alone(out: Path, replace: bool) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    with pytest.raises(DataError, match="is left alone" if replace else "exists already"):
+    with raises_code("not-a-store" if replace else "data-exists"):
         write(out, [1, 2], replace=replace)
     assert (out / "thesis.txt").read_text() == "mine"
     assert os.listdir(out.parent) == ["tunes"]
@@ -166,9 +168,9 @@ def test_a_manifest_of_another_program_does_not_make_a_store(out: Path, manifest
     out.mkdir()
     (out / "manifest.json").write_text(manifest)
     (out / "catalog_0.catalog").write_text("a drive")
-    with pytest.raises(DataError, match=r"not a store of rung .* is left alone"):
+    with raises_code("not-a-store"):
         write(out, [1, 2], replace=True)
-    with pytest.raises(DataError, match="not a store of rung"):
+    with raises_code("not-a-store"):
         Store.open(out)
     assert sorted(os.listdir(out)) == ["catalog_0.catalog", "manifest.json"]
 
@@ -183,7 +185,7 @@ def test_a_store_of_another_schema_may_be_replaced(out: Path) -> None:
 def test_a_store_and_its_source_lie_apart(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a")
     for source, out in (("a", "a"), ("a", "a/b"), ("a/b", "a"), ("a", "link"), ("a/../a/b", "a")):
-        with pytest.raises(DataError, match="lie in each other; choose a place with --name"):
+        with raises_code("options-conflict"):
             check_apart(tmp_path / source, tmp_path / out)
     check_apart(tmp_path / "a", tmp_path / "ab")
 
@@ -224,7 +226,7 @@ def no_file_above(num_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("num_rows", [100, 100_000])  # refused when the buffer is flushed at the end, and at once
 def test_a_write_that_the_system_refuses(out: Path, num_rows: int) -> None:
     before = write(out, [1, 2, 3]).fingerprint
-    with no_file_above(64), pytest.raises(DataError, match=r"cannot write .*nothing was kept"):
+    with no_file_above(64), raises_code("cannot-write"):
         write(out, [7] * num_rows, replace=True)
     assert os.listdir(out.parent) == ["tunes"]
     assert Store.open(out).fingerprint == before
@@ -241,7 +243,7 @@ def test_a_full_disk_at_the_last_moment(out: Path, monkeypatch: pytest.MonkeyPat
         raise fail(errno.ENOSPC)
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(DataError, match="No space left on device; nothing was kept"):
+    with raises_code("cannot-write"):
         write(out, [4, 5], replace=True)
     monkeypatch.undo()
     assert os.listdir(out.parent) == ["tunes"]
@@ -294,8 +296,9 @@ def test_no_permission(out: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) 
             return _original(self, *args, **given)
 
         monkeypatch.setattr(Path, name, refuse)
-    with pytest.raises(DataError, match=r"cannot write .*Permission denied"):
+    with raises_code("cannot-write") as caught:
         write(out, [1, 2])
+    assert "Permission denied" in str(caught.value)
     assert os.listdir(out.parent) == []
 
 
@@ -308,12 +311,13 @@ def test_an_error_of_a_source_file_is_not_taken_for_ours(out: Path) -> None:
 # What does not fit
 
 
-@pytest.mark.parametrize(("value", "limit"), [(65536, "at most 65535"), (-1, "at least 0")])
-def test_an_id_that_would_wrap_around(out: Path, value: int, limit: str) -> None:
+@pytest.mark.parametrize("value", [65536, -1])
+def test_an_id_that_would_wrap_around(out: Path, value: int) -> None:
     with StoreWriter(out, "piano") as writer:
         writer.array("tokens", np.uint16)
-        with pytest.raises(DataError, match=f"id {value} does not fit the uint16 of tokens .{limit}"):
+        with raises_code("too-large") as caught:
             writer.append("tokens", np.array([3, value, 4]))
+        assert f"id {value} " in str(caught.value)
     assert len(Store.open(out).arrays["tokens"]) == 0
 
 
@@ -327,7 +331,7 @@ def test_the_largest_id_fits(out: Path) -> None:
 def test_rows_of_another_shape(out: Path) -> None:
     with StoreWriter(out, "toy") as writer:
         writer.array("x", np.float32, (3,))
-        with pytest.raises(DataError, match=r"x takes rows of shape \[3\], got \[2\]"):
+        with raises_code("bad-shape"):
             writer.append("x", np.zeros((4, 2), np.float32))
 
 
@@ -349,7 +353,7 @@ def test_a_recipe_keeps_its_own_files_with_the_data(out: Path) -> None:
     assert store.verify() == []
     other = write_with(out.with_name("other"), words=b"[2]", merges=b"")
     assert other.fingerprint != store.fingerprint, "they are a part of what the data is"
-    with pytest.raises(DataError, match=r"holds no vocabulary\.txt; prepare it again"):
+    with raises_code("data-damaged"):
         store.file("vocabulary.txt")
 
 
@@ -357,11 +361,13 @@ def test_a_changed_file_is_not_handed_out(out: Path) -> None:
     store = write_with(out, words=b"[1]")
     (out / "words.json").write_bytes(b"[2]")
     assert store.verify()[0].startswith("words.json has hash")
-    with pytest.raises(DataError, match=r"is damaged: words\.json has hash"):
+    with raises_code("data-damaged") as caught:
         store.file("words.json")
+    assert "words.json" in str(caught.value)
     (out / "words.json").unlink()
-    with pytest.raises(DataError, match=r"words\.json is missing"):
+    with raises_code("data-damaged") as caught:
         Store.open(out)
+    assert "words.json" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -388,8 +394,9 @@ def test_opening_finds_a_file_of_another_size(out: Path, name: str, how: str) ->
         file.unlink()
     else:
         file.write_bytes(content[:-1] if how == "truncated" else content + b"\n")
-    with pytest.raises(DataError, match=f"is damaged: {name}"):
+    with raises_code("data-damaged") as caught:
         Store.open(out)
+    assert name in str(caught.value)
 
 
 @given(st.sampled_from(["tokens.bin", "index.jsonl", "splits.json"]), st.integers(0, 10**6), st.integers(1, 255))
@@ -433,16 +440,18 @@ def test_a_store_of_another_schema(out: Path) -> None:
     write(out, [1, 2, 3])
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps({**manifest, "schema": SCHEMA + 1}))
-    with pytest.raises(DataError, match=f"has schema {SCHEMA + 1}, this rung reads {SCHEMA}"):
+    with raises_code("data-mismatch"):
         Store.open(out)
 
 
 def test_no_data_names_the_remedy(out: Path) -> None:
-    with pytest.raises(DataError, match=r"no data at .*prepare it with `rung data"):
+    with raises_code("no-data") as caught:
         Store.open(out)
+    assert "rung data" in str(caught.value)
     for name in ("mine", "owner/set", str(out)):
-        with pytest.raises(DataError, match=f"--name {re.escape(name)}`"):
+        with raises_code("no-data") as caught:
             Store.open(place(name))
+        assert f"--name {name}`" in str(caught.value)
 
 
 # What it is

@@ -1,4 +1,4 @@
-"""If this fails, findings flicker, consequences are told in place of causes, or healthy runs seem to change."""
+"""If this fails, findings flicker, consequences are reported in place of causes, or healthy runs seem to change."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.doctor.coincidence import coincidences, events_near
-from rung.doctor.diagnose import MOST_LOOKS, diagnose, suppress
+from rung.doctor.diagnose import MOST_LOOKS, ask, diagnose, suppress
 from rung.doctor.finding import Finding
-from rung.doctor.history import History, Series
+from rung.doctor.history import History, Series, Table
 from rung.doctor.rules import Rule, catalogue
 from tests.cases.performance_cases import made
 
@@ -19,7 +19,7 @@ def state(*spans: tuple[int, int], in_warmup: bool = False) -> Rule:
     """Holds where the end of the history lies in one of these spans."""
 
     def look(history: History) -> Finding | None:
-        return Finding("X1", "warn", "so") if any(a <= history.end < b for a, b in spans) else None
+        return Finding("warn", "so") if any(a <= history.end < b for a, b in spans) else None
 
     return Rule("X1", "a state", "state", look, in_warmup)
 
@@ -48,10 +48,65 @@ def test_a_rule_that_raises_costs_no_other() -> None:
     def broken(history: History) -> None:
         raise ZeroDivisionError("of our own")
 
-    failed: dict[str, str] = {}
     rules = [Rule("X2", "broken", "state", broken), state((100, 601))]
-    assert [f.rule for f in diagnose(made(), rules, failed)] == ["X1"]
-    assert failed == {"X2": "ZeroDivisionError: of our own"}
+    assert [f.rule for f in diagnose(made(), rules, raises=False)] == ["X1"]
+    assert [answer.error for answer in ask(made(), rules)] == ["ZeroDivisionError: of our own", ""]
+
+
+def needing(*needs: str, kind: str = "scan") -> Rule:
+    return Rule("X1", "finds it", kind, lambda history: Finding("warn", "so"), needs=needs)
+
+
+@pytest.mark.parametrize(
+    ("needs", "missing"),
+    [
+        (("loss", "norm"), ""),
+        (("loss", "nowhere"), "nowhere"),
+        (("nowhere|loss",), ""),
+        (("nowhere|elsewhere", "attention"), "nowhere or elsewhere, attention"),
+        (("tensors", "optimizer.grad_clip", "epoch_rows"), ""),
+        (("optimizer.eps",), "optimizer.eps"),
+        (("look/*", "*/accuracy"), "look/*"),
+        (("eval/*/loss", "eval/*@*"), "eval/*@*"),
+        (("save", "resume"), "resume"),
+        (("parent", "recipe"), "parent"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["scan", "state"])
+def test_a_rule_without_what_it_needs_is_not_asked(needs: tuple[str, ...], missing: str, kind: str) -> None:
+    history = made()
+    history.tables["tensors"] = Table(np.arange(1), ["a"], {})
+    history.rows["d/accuracy"] = history["loss"]
+    history.evals = {"val": {"loss": history["loss"]}}
+    history.events = [{"kind": "save", "step": 5}]
+    (answer,) = ask(history, [needing(*needs, kind=kind)])
+    assert answer.missing == missing
+    assert bool(answer.findings) == (not missing)
+
+
+def test_a_script_may_call_its_keys_as_it_likes() -> None:
+    history = History(config={"tensors": 1, "epoch_rows": 2, "loss": "mse", "optimizer.eps": "small"}, is_script=True)
+    for name in ("tensors", "epoch_rows", "loss", "recipe"):
+        assert not history.has(name)
+    assert history.has("optimizer.eps")
+    assert history.number("optimizer.eps") is None
+
+
+def test_a_state_that_cannot_be_seen_three_times_has_not_looked() -> None:
+    for num_steps, is_early in ((60, True), (79, True), (95, False)):  # looks at 60, 80 and the end
+        (answer,) = ask(made(num_steps), [state((0, 1000))])
+        assert answer.is_early == is_early
+        assert bool(answer.findings) == (not is_early)
+
+
+@pytest.mark.parametrize("spans", [[(100, 160)], [(545, 601)], [(560, 590)], [(0, 900)]])
+def test_how_it_stands_now_is_what_the_whole_history_says_of_its_end(spans: list[tuple[int, int]]) -> None:
+    rule = state(*spans)
+    whole, (now,) = diagnose(made(), [rule]), ask(made(), [rule], only_now=True)
+    holds = [f for f in whole if f.severity == "warn"]
+    assert bool(now.findings) == bool(holds)
+    if holds and spans != [(0, 900)]:
+        assert now.findings[0].since == holds[0].since
 
 
 def test_a_state_is_not_asked_in_the_warm_up() -> None:
@@ -83,16 +138,22 @@ def test_causes_hide_what_follows_from_them() -> None:
     def rules(*findings: Finding) -> list[str]:
         return [f.rule for f in suppress(findings)]
 
-    assert rules(Finding("O1", "sick", ""), Finding("A3", "sick", "")) == ["O1"]
-    assert rules(Finding("D3", "fatal", ""), Finding("N1", "fatal", "", since=5)) == ["D3"]
-    assert rules(Finding("P2", "warn", "", hides=["P1"]), Finding("P1", "warn", "")) == ["P2"]
-    broken = Finding("N1", "fatal", "", since=100)
-    assert rules(broken, Finding("E1", "sick", "", since=150), Finding("O4", "info", "", since=50)) == ["N1", "O4"]
+    assert rules(Finding("sick", "", rule="O1"), Finding("sick", "", rule="A3")) == ["O1"]
+    assert rules(Finding("fatal", "", rule="D3"), Finding("fatal", "", since=5, rule="N1")) == ["D3"]
+    assert rules(Finding("warn", "", hides=["P1"], rule="P2"), Finding("warn", "", rule="P1")) == ["P2"]
+    failed = Finding("fatal", "", since=5, probe="rung replay a/1@5", rule="N7")
+    assert rules(Finding("fatal", "", since=5, probe=failed.probe, rule="N1"), failed) == ["N1"]
+    assert rules(Finding("sick", "", since=3, probe="rung replay a/1@3", rule="N1"), failed) == ["N1", "N7"]
+    broken = Finding("fatal", "", since=100, rule="N1")
+    assert rules(broken, Finding("sick", "", since=150, rule="E1"), Finding("info", "", since=50, rule="O4")) == [
+        "N1",
+        "O4",
+    ]
 
 
 def test_the_worst_comes_first() -> None:
     def tells(rule: str, severity: str, since: int) -> Rule:
-        return Rule(rule, rule, "scan", lambda history: Finding(rule, severity, "", since=since))
+        return Rule(rule, rule, "scan", lambda history: Finding(severity, "", since))
 
     found = diagnose(made(), [tells("E1", "warn", 1), tells("O1", "sick", 300), tells("A1", "sick", 200)])
     assert [f.rule for f in found] == ["A1", "O1", "E1"]

@@ -42,38 +42,42 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def ask(root: Path, *words: str) -> Result:
-    result = CliRunner().invoke(doctor.command, [*words, "--runs", str(root)])
+def ask(root: Path, *args: str) -> Result:
+    result = CliRunner().invoke(doctor.command, [*args, "--runs", str(root)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
 
 
-def test_a_healthy_run_is_told_so_in_one_sentence_with_numbers(root: Path) -> None:
+def test_a_run_without_findings_gets_one_sentence_with_numbers(root: Path) -> None:
     first, *rest = ask(root, "text/1").output.split("\n\n")
-    assert first.startswith("text/1 (finished, 600 steps) is healthy as far as ")
-    assert "val 1.234 at step 600" in " ".join(first.split())
-    assert "600 steps and 1 eval and found nothing; not asked" in " ".join(rest[-1].split())
+    report = json.loads(ask(root, "text/1", "--json").output)
+    num_blind = len(report["unasked"]) + len(report["early"])
+    first = " ".join(first.split())
+    blind = f"{num_blind} of {len(report['rules'])} rules had nothing to look at"
+    assert first.startswith(f"text/1 (finished, 600 steps): no finding; {blind}; ")
+    assert "val 1.234 at step 600" in first
+    assert "600 steps and 1 eval and found nothing" in " ".join(rest[-1].split())
     assert "attention (A3)" in " ".join(rest[-1].split())
 
 
 def test_a_finding_has_all_that_a_reader_needs(root: Path) -> None:
     text = ask(root, "text/2").output
-    assert "text/2 (finished, 600 steps): 1 warn." in text
+    assert "text/2 (finished, 600 steps): 1 warn; " in text
     for part in ("P1  warn  Waiting for data: The device waited for data 61", "Since step 80.", "\n  evidence  wait_s",
                  "\n  ruled out ", "\n  confirm   ", "\n  try       ",
                  f"rung train --from {root}/text/2 system.data_workers=2 --why"):  # fmt: skip
         assert part in text
 
 
-def test_what_the_checks_had_said_is_said_again(root: Path) -> None:
+def test_the_report_repeats_the_warnings_of_the_checks(root: Path) -> None:
     for run in ("text/1", "text/3"):
         text = ask(root, run).output
         assert "warn  decay: 1000 of 600 steps; set it" in text
         assert "ids in range" not in text
 
 
-def test_a_run_without_steps_and_a_run_that_goes_on(root: Path) -> None:
+def test_a_run_without_steps_and_a_run_in_progress(root: Path) -> None:
     assert "has taken no step yet" in ask(root, "text/3").output
     record = Record.reopen(root / "text" / "1", command=["test"])
     assert ask(root, "text/1").exit_code == 0
@@ -93,18 +97,18 @@ def test_severity_and_check(root: Path) -> None:
 
 
 def test_json_has_the_same(root: Path) -> None:
-    said = json.loads(ask(root, "text/2", "--json").output)
-    assert said["run"] == "text/2"
-    assert not said["is_sick"]
-    assert [(f["rule"], f["severity"]) for f in said["findings"]] == [("P1", "warn")]
-    assert said["findings"][0]["command"].startswith("rung train --from ")
-    assert said["preflight"][0]["name"] == "decay"
-    assert "attention" in said["unasked"].values()
+    report = json.loads(ask(root, "text/2", "--json").output)
+    assert report["run"] == "text/2"
+    assert not report["is_sick"]
+    assert [(f["rule"], f["severity"]) for f in report["findings"]] == [("P1", "warn")]
+    assert report["findings"][0]["command"].startswith("rung train --from ")
+    assert report["preflight"][0]["name"] == "decay"
+    assert "attention" in report["unasked"].values()
 
 
-@pytest.mark.parametrize(("run", "message"), [("txt", "did you mean text"), ("text/9", "no text/9")])
-def test_bad_input_is_answered_in_one_sentence(root: Path, run: str, message: str) -> None:
-    with pytest.raises(RunError, match=message):
+@pytest.mark.parametrize(("run", "named"), [("txt", "text"), ("text/9", "text/9")])
+def test_bad_input_is_answered_in_one_sentence(root: Path, run: str, named: str) -> None:
+    with pytest.raises(RunError, match=named):
         ask(root, run)
     done = ask(root, "text", "--severity", "mild")
     assert done.exit_code == 2
@@ -122,18 +126,18 @@ def test_it_works_where_torch_cannot_be_imported(root: Path) -> None:
 
 
 def test_a_finding_is_wrapped_and_its_command_is_not() -> None:
-    finding = Finding("O1", "sick", "x " * 200, 3, ["y " * 200], changes={"lr.learning_rate": 1e-3}, title="t")
+    finding = Finding("sick", "x " * 200, 3, ["y " * 200], changes={"lr.learning_rate": 1e-3}, title="t", rule="O1")
     lines = list(finding_lines(finding, "text/2"))
     assert max(map(len, lines)) <= 118
     assert lines[-1].strip() == 'rung train --from text/2 lr.learning_rate=0.001 --why "O1: t"'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [("the rate is high", "The rate is high."), ("lr.min_lr is 0", "lr.min_lr is 0."), ("Done.", "Done."), ("", ".")],
 )
-def test_sentences(text: str, said: str) -> None:
-    assert sentence(text) == said
+def test_sentences(text: str, expected: str) -> None:
+    assert sentence(text) == expected
 
 
 def test_help_has_examples() -> None:

@@ -11,24 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rung.doctor.preflight import briefly, inputs, leakage, shift
-from rung.doctor.preflight.arrays import look_at
+from rung.doctor.preflight import inputs, leakage
 from rung.doctor.preflight.checks import quick
-from rung.doctor.preflight.result import Bench, Check, Result
-from rung.engine.ablation import Rise, ablate, held_out, rise, row_losses, take_away
+from rung.doctor.preflight.copies import inputs_are_used
+from rung.doctor.preflight.near_duplicates import frames_apart
+from rung.doctor.preflight.result import Check, CheckContext, Result
 from rung.engine.build import Setup, build
 from rung.engine.evaluate import eval_mode
+from rung.engine.probes import Rise, ablate, held_out, rise, row_losses, take_away
 from rung.errors import RecipeError
-from rung.recipe import Draw, Input, Loss
+from rung.random import Draw
+from rung.recipe import Input, Loss
 from tests.cases.plan_cases import Apart, Deaf, Leaky, Steered
 from tests.cases.running import setup_of
 from tests.cases.tiny import Rows, Tiny, chain
 from tests.conftest import shared_data
 from tests.contract import cases as contract
 
+ARRAYS = [inputs.sound_inputs, inputs.same_as_in_training]
+SPLITS = [leakage.leakage, frames_apart]
 
-def levels(checks: list[Check], bench: Bench) -> list[Result]:
-    return [result for check in checks for result in check.look(bench)]
+
+def levels(checks: list[Check], bench: CheckContext) -> list[Result]:
+    return [result for check in checks for result in check(bench)]
 
 
 def draw_of(num_rows: int, seed: int = 0) -> Draw:
@@ -127,20 +132,20 @@ def test_a_context_that_is_used_is_missed() -> None:
 # Whether a model uses its inputs
 
 
-def test_a_deaf_model_is_told_and_the_run_is_left_alone() -> None:
+def test_a_deaf_model_is_found_and_the_run_is_left_alone() -> None:
     for recipe, level in ((Deaf, "warn"), (Steered, "pass")):
         setup = setup_of(recipe)
         before = {name: tensor.clone() for name, tensor in setup.state.model.state_dict().items()}
-        [found] = levels(briefly.CHECKS, Bench(setup))
+        [found] = levels([inputs_are_used], CheckContext(setup))
         assert found.level == level, found
         assert "steps of a copy" in found.seen
         assert all(torch.equal(before[name], tensor) for name, tensor in setup.state.model.state_dict().items())
 
 
 def test_nothing_is_said_of_a_model_that_has_learnt_nothing() -> None:
-    [found] = levels(briefly.CHECKS, Bench(setup_of(Steered, "lr.learning_rate=0", "lr.schedule=constant")))
+    [found] = levels([inputs_are_used], CheckContext(setup_of(Steered, "lr.learning_rate=0", "lr.schedule=constant")))
     assert found.level == "skip"
-    [found] = levels(briefly.CHECKS, Bench(setup_of(Tiny)))
+    [found] = levels([inputs_are_used], CheckContext(setup_of(Tiny)))
     assert (found.level, "declares none" in found.seen) == ("skip", True)
 
 
@@ -150,13 +155,13 @@ def test_a_declared_tensor_that_no_batch_has_stops_the_run(tensors: list[str]) -
         def inputs(self):  # type: ignore[no-untyped-def]
             return [Input("control", tensors)]
 
-    [found] = [r for r in quick(setup_of(Misnamed), "steered") if r.name == "declared inputs"]
+    [found] = [r for r in quick(setup_of(Misnamed)) if r.name == "declared inputs"]
     assert found.level == "fail"
     assert "'nope'" in found.seen
     assert "has x, u, y" in found.seen
-    assert [r.level for r in levels(briefly.CHECKS, Bench(setup_of(Misnamed)))] == ["skip"]
-    assert {r.level for r in inputs.declared_inputs(Bench(setup_of(Steered)))} == {"pass"}
-    assert {r.level for r in inputs.declared_inputs(Bench(setup_of(Tiny)))} == {"skip"}
+    assert [r.level for r in levels([inputs_are_used], CheckContext(setup_of(Misnamed)))] == ["skip"]
+    assert {r.level for r in inputs.declared_inputs(CheckContext(setup_of(Steered)))} == {"pass"}
+    assert {r.level for r in inputs.declared_inputs(CheckContext(setup_of(Tiny)))} == {"skip"}
 
 
 # The arrays themselves
@@ -177,7 +182,7 @@ class Odd(Steered):
 
 def looked(extra: dict[str, np.ndarray], at_eval: dict[str, np.ndarray] | None = None) -> list[Result]:
     kind = type("Odder", (Odd,), {"extra": extra, "extra_at_eval": at_eval})
-    return levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup_of(kind, "num_rows=512")))
+    return levels(ARRAYS, CheckContext(setup_of(kind, "num_rows=512")))
 
 
 RNG = np.random.default_rng(0)
@@ -204,12 +209,12 @@ def test_what_is_rightly_so_is_let_pass(name: str) -> None:
     assert {r.level for r in looked({name: HEALTHY[name]})} == {"pass"}
 
 
-@pytest.mark.parametrize("words", SICK)
-def test_what_is_wrong_with_an_array_is_named(words: str) -> None:
-    [found] = [r for r in looked({"z": SICK[words]}) if r.level != "pass"]
+@pytest.mark.parametrize("part", SICK)
+def test_what_is_wrong_with_an_array_is_named(part: str) -> None:
+    [found] = [r for r in looked({"z": SICK[part]}) if r.level != "pass"]
     assert found.level == "warn"
     assert "z " in found.seen
-    assert words in found.seen
+    assert part in found.seen
     assert "z: float32" in found.detail
 
 
@@ -219,15 +224,15 @@ def test_a_target_is_not_called_an_input() -> None:
     assert "if the model gets z as it is, or the loss as a target" in found.remedy
 
 
-@pytest.mark.parametrize(("train", "held", "words"), [
+@pytest.mark.parametrize(("train", "held", "part"), [
     (NOISE, NOISE + 3, "deviations apart"), (NOISE, NOISE * 4, "deviation"),
     (NOISE, NOISE.astype(np.float64), "float64"),
     (RNG.uniform(-1, 1, (512, 8, 8)), RNG.uniform(0, 1, (512, 8, 8)), "[0, 1]"),
     (NOISE[:, :3] + np.arange(3), (NOISE[:, :3] + np.arange(3))[:, ::-1], "reverse order"),
 ])  # fmt: skip
-def test_an_eval_set_of_another_kind_is_told(train: np.ndarray, held: np.ndarray, words: str) -> None:
+def test_an_eval_set_of_another_kind_is_named(train: np.ndarray, held: np.ndarray, part: str) -> None:
     found = looked({"z": train}, {"z": held})
-    assert any(r.level == "warn" and words in r.seen for r in found), found
+    assert any(r.level == "warn" and part in r.seen for r in found), found
 
 
 def test_other_content_is_no_other_preparation() -> None:
@@ -247,7 +252,7 @@ def test_first_axes_must_be_rows() -> None:
         def streams(self):  # type: ignore[no-untyped-def]
             return {name: Transposed("t", 8.0, **rows.arrays) for name, rows in super().streams().items()}  # type: ignore[attr-defined]
 
-    bench = Bench.__new__(Bench)
+    bench = CheckContext.__new__(CheckContext)
     bench.setup, bench.is_quick, bench.shared = setup_of(Wrong), True, {}
     [found] = list(inputs.sound_inputs(bench))
     assert found.level == "fail"
@@ -256,7 +261,7 @@ def test_first_axes_must_be_rows() -> None:
 @given(hnp.arrays(np.float32, st.tuples(st.integers(2, 9), st.integers(1, 9), st.integers(1, 5)),
                   elements=st.floats(-100, 100, width=32)))  # fmt: skip
 def test_channels_are_the_last_axis(array: np.ndarray) -> None:
-    look = look_at("z", array)
+    look = inputs.array_stats("z", array)
     np.testing.assert_allclose(look.mean, array.astype(np.float64).mean((0, 1)), atol=1e-9)
     np.testing.assert_allclose(look.std, array.astype(np.float64).std((0, 1)), atol=1e-6)
 
@@ -310,7 +315,7 @@ def test_a_slow_gather_is_given_up_when_the_time_is_over(row_s: float, monkeypat
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_rows_of_train_in_an_eval_set_are_found(is_quick: bool) -> None:
     for recipe, level in ((Leaky, "warn"), (Apart, "pass")):
-        found = levels(leakage.CHECKS[:1], Bench(setup_of(recipe), is_quick))
+        found = levels([leakage.leakage], CheckContext(setup_of(recipe), is_quick))
         assert [r.level for r in found] == [level], found
         assert "64 of 64 rows against 2000 of 2000" in found[0].seen
 
@@ -325,7 +330,7 @@ def test_parts_of_rows_are_found_and_boilerplate_is_not(monkeypatch: pytest.Monk
             def streams(self):  # type: ignore[no-untyped-def]
                 return {"train": Rows("t", ids=train % 32), "val": Rows("v", ids=eval_rows % 32)}
 
-        bench = Bench(setup_of(Documents, "num_rows=300"))
+        bench = CheckContext(setup_of(Documents, "num_rows=300"))
         return next(iter(leakage.leakage(bench)))
 
     # ids of the model are few, but windows of 50 among 32 ids are never alike by chance
@@ -339,8 +344,8 @@ def test_parts_of_rows_are_found_and_boilerplate_is_not(monkeypatch: pytest.Monk
 # Recipes of the catalog
 
 
-def small(name: str, data: Path, *words: str) -> Setup:
-    return contract.CASES[name][0](data).setup(*words)
+def small(name: str, data: Path, *overrides: str) -> Setup:
+    return contract.CASES[name][0](data).setup(*overrides)
 
 
 @pytest.mark.parametrize("name", ["piano", "world", "toy"])
@@ -348,7 +353,7 @@ def test_the_made_up_sets_of_the_tests_are_sound(name: str, request: pytest.Fixt
     data = request.getfixturevalue(contract.CASES[name][1])
     setup = small(name, data)
     for is_quick in (True, False):
-        found = levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup, is_quick))
+        found = levels(ARRAYS, CheckContext(setup, is_quick))
         assert [r for r in found if r.level in ("warn", "fail")] == []
 
 
@@ -357,24 +362,26 @@ def test_the_embedded_music_is_sound() -> None:
     if not data.is_dir():
         pytest.skip("needs `rung data piano`")
     setup = small("piano", data, "data.context_size=256")
-    found = levels([*inputs.CHECKS[:2], *leakage.CHECKS], Bench(setup))
+    found = levels([inputs.sound_inputs, inputs.declared_inputs, *SPLITS], CheckContext(setup))
     assert {r.level for r in found} == {"pass"}, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["world_donkeycar", "world_vizdoom"])
 def test_real_worlds_are_sound(name: str, tmp_path: Path) -> None:
-    from rung.cli.resolve import resolve
     from rung.recipes.world.data import prepare
+    from rung.resolve import resolve
 
-    words = ["preset=tiny", f"dataset.base_dataset_name={tmp_path / 'place'}", "dataset.width=64", "dataset.height=48",
-             "model.memory=[2@32x24,4@16x12,8@4x3]", "model.width=8", "data.batch_size=8", "evaluation.horizon=8",
-             "system.device=cpu", "system.threads=1"]  # fmt: skip
-    resolved = resolve("world", words)
+    keys = [
+        "preset=tiny", f"dataset.base_dataset_name={tmp_path / 'place'}", "dataset.width=64", "dataset.height=48",
+        "model.memory=[2@32x24,4@16x12,8@4x3]", "model.width=8", "data.batch_size=8", "evaluation.horizon=8",
+        "system.device=cpu", "system.threads=1",
+    ]  # fmt: skip
+    resolved = resolve("world", keys)
     dataset = resolved.config.view("recipe").dataset
     prepare(shared_data(name), tmp_path / "place", dataset, 1, False, lambda *_: None)
     setup = build(resolved.config, resolved.recipe_class, tmp_path)
-    found = levels([*inputs.CHECKS, *leakage.CHECKS], Bench(setup))
+    found = levels([*ARRAYS, inputs.declared_inputs, inputs_are_used, *SPLITS], CheckContext(setup))
     assert [r for r in found if r.level in ("warn", "fail")] == []
 
 
@@ -382,7 +389,7 @@ def test_evals_are_left_as_they_were() -> None:
     setup = setup_of(Steered)
     with eval_mode(setup.state.model):
         before = setup.evaluator.run(setup.state.model)
-    levels([*inputs.CHECKS[:1], *shift.CHECKS, *leakage.CHECKS], Bench(setup))
+    levels([*ARRAYS, *SPLITS], CheckContext(setup))
     assert setup.evaluator.run(setup.state.model) == before
 
 
@@ -398,5 +405,5 @@ def test_the_quick_form_gathers_the_rows_of_a_slow_stream_once() -> None:
         def streams(self):  # type: ignore[no-untyped-def]
             return {name: Counted(name, 8.0, **rows.arrays) for name, rows in super().streams().items()}  # type: ignore[attr-defined]
 
-    levels([*inputs.CHECKS[:1], *shift.CHECKS], Bench(setup_of(Slow), is_quick=True))
+    levels(ARRAYS, CheckContext(setup_of(Slow), is_quick=True))
     assert gathered.count(64) == 2  # train and the eval set

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,28 +22,27 @@ from rung.cli.check import command
 from rung.doctor.preflight import batches as in_batches
 from rung.doctor.preflight import causality, checks, cut, numerics, objective, scale
 from rung.doctor.preflight.checks import quick, run_checks
-from rung.doctor.preflight.forward import NotAsked
-from rung.doctor.preflight.result import Bench, Check, Result
-from rung.doctor.preflight.table import render
+from rung.doctor.preflight.result import Check, CheckContext, NotAsked, Result, render
 from rung.engine.build import Setup
-from rung.engine.lens import Lens, OutOfRange, WaryLens
+from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange
 from rung.engine.state import set_training
-from rung.recipe import Batch, Draw, Loss, Objective, Recipe, Stream
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, Recipe, Stream
 from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, losses_of
 from tests.cases.preflight_cases import objective as one_objective
 from tests.cases.running import run_case, setup_of
 from tests.cases.tiny import LENGTH, VOCAB, Gpt, Rows, Tiny, chain
 from tests.contract.cases import CASES as CONTRACT
 
-Look = Callable[[Bench], Any]
+Look = Callable[[CheckContext], Any]
 
 
-def ask(look: Look, recipe: type[Recipe] = Tiny, *words: str) -> list[Result]:
-    return list(look(Bench(setup_of(recipe, *words))))
+def ask(look: Look, recipe: type[Recipe] = Tiny, *overrides: str) -> list[Result]:
+    return list(look(CheckContext(setup_of(recipe, *overrides))))
 
 
-def one(look: Look, recipe: type[Recipe] = Tiny, *words: str) -> Result:
-    found = ask(look, recipe, *words)
+def one(look: Look, recipe: type[Recipe] = Tiny, *overrides: str) -> Result:
+    found = ask(look, recipe, *overrides)
     assert len(found) == 1, found
     return found[0]
 
@@ -62,7 +62,7 @@ def test_the_quick_form_leaves_no_trace(recipe: type[Tiny]) -> None:
     setup = setup_of(recipe)
     set_training(setup.state.model)
     before = everything(setup)
-    quick(setup, "tiny")
+    quick(setup)
     assert everything(setup) == before
 
 
@@ -72,21 +72,21 @@ def test_recipes_that_are_sound_pass(name: str, request: pytest.FixtureRequest) 
     setup = make(request.getfixturevalue(data)).setup("system.data_workers=0")
     set_training(setup.state.model)
     before = everything(setup)
-    results = quick(setup, name)
+    results = quick(setup)
     others = ("R2", "E7")  # whether code is committed; and the toy's film does repeat itself in its eval set
     assert [r for r in results if r.level in ("warn", "fail") and r.rule not in others] == []
     assert everything(setup) == before
 
 
 def test_a_check_that_raises_is_a_warning_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(bench: Bench) -> list[Result]:
+    def broken(context: CheckContext) -> list[Result]:
         raise ValueError("first line\nsecond line")
 
-    def fine(bench: Bench) -> list[Result]:
-        return [Result("fine", "pass", "")]
+    def fine(context: CheckContext) -> list[Result]:
+        return [Result("pass", "")]
 
-    monkeypatch.setattr(checks, "all_checks", lambda: [Check("broken", broken), Check("fine", fine)])
-    first, second = run_checks(Bench(setup_of(Tiny)))
+    monkeypatch.setattr(checks, "all_checks", lambda: [Check("broken", "", broken), Check("fine", "", fine)])
+    first, second = run_checks(CheckContext(setup_of(Tiny)))
     assert first.level == "warn"
     assert "first line" in first.seen
     assert "second" not in first.seen
@@ -94,16 +94,14 @@ def test_a_check_that_raises_is_a_warning_and_stops_no_other(monkeypatch: pytest
 
 
 def test_what_changes_state_comes_last_and_not_in_the_quick_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of(name: str) -> Look:
-        return lambda bench: [Result(name, "pass", "")]
+    def fine(context: CheckContext) -> list[Result]:
+        return [Result("pass", "")]
 
-    monkeypatch.setattr(checks, "FILES", (numerics,))
-    monkeypatch.setattr(
-        numerics, "CHECKS", [Check("b", of("b"), changes_state=True), Check("a", of("a")), Check("c", of("c"), False)]
-    )
+    b, a, c = Check("b", "", fine, changes_state=True), Check("a", "", fine), Check("c", "", fine, is_quick=False)
+    monkeypatch.setattr(checks, "FILES", [SimpleNamespace(b=b, a=a, c=c)])
     setup = setup_of(Tiny)
-    assert [r.name for r in run_checks(Bench(setup))] == ["a", "c", "b"]
-    assert [r.name for r in quick(setup, "tiny")] == ["a"]
+    assert [r.name for r in run_checks(CheckContext(setup))] == ["a", "c", "b"]
+    assert [r.name for r in quick(setup)] == ["a"]
 
 
 # Optimizers
@@ -127,7 +125,7 @@ def test_the_dry_run_foresees_what_the_update_does(dtype: torch.dtype, eps: floa
         really.append(bool(torch.isfinite(weight).all()))
     setup = setup_of(Tiny)
     setup.state.objectives[0].optimizers = [adamw([nn.Parameter(torch.full((64, 16), 0.1, dtype=dtype))])]
-    (result,) = numerics.dry_run(Bench(setup))
+    (result,) = numerics.dry_run(CheckContext(setup))
     assert (result.level == "pass") == all(really)
 
 
@@ -145,7 +143,7 @@ def test_optimizers_with_constructors_of_their_own_can_be_tried() -> None:
         setup = setup_of(Tiny)
         setup.state.objectives[0].optimizers = [Own(setup.state.objectives[0].parameters, temper)]
         before = everything(setup)
-        assert next(iter(numerics.dry_run(Bench(setup)))).level == level
+        assert next(iter(numerics.dry_run(CheckContext(setup)))).level == level
         assert everything(setup) == before
 
 
@@ -204,7 +202,7 @@ class Padded(Tiny):
 
 def test_padding_that_no_table_sees_is_no_error() -> None:
     assert one(in_batches.ids_in_range, Padded).level == "pass"
-    found = objective.same_objective(Bench(setup_of(Padded)))
+    found = objective.same_objective(CheckContext(setup_of(Padded)))
     (result,) = found
     assert result.level == "pass"
 
@@ -241,10 +239,10 @@ class Indexed(nn.Module):
 @pytest.mark.parametrize("make", [Indexed, lambda: nn.Embedding(4, 2)], ids=["brackets", "embedding"])
 def test_the_wary_lens_speaks_before_the_call(make: Callable[[], nn.Module]) -> None:
     model = make()
-    with Lens(model) as lens:
+    with OpTracer(model) as tracer:
         model(torch.tensor([[0, 3]]))
-    assert lens.lookups[0].num_rows == 4
-    with pytest.raises(OutOfRange) as caught, WaryLens(model):
+    assert tracer.lookups[0].num_rows == 4
+    with pytest.raises(OutOfRange) as caught, BoundsCheck(model):
         model(torch.tensor([[0, 3], [4, 1]]))
     assert (caught.value.value, caught.value.limit, caught.value.place) == (4, 4, 2)
     model(torch.tensor([[0, 3]]))  # and nothing is left of it
@@ -258,7 +256,7 @@ def test_an_error_of_the_loss_is_told_once() -> None:
 
             return one_objective(model, loss)
 
-    results = quick(setup_of(Wrong), "tiny")
+    results = quick(setup_of(Wrong))
     assert [r.name for r in results if r.level == "fail"] == ["first forward"]
     assert "shapes do not fit" in next(r.seen for r in results if r.level == "fail")
 
@@ -332,40 +330,38 @@ def test_a_mask_that_hides_behind_the_mode_is_seen() -> None:
 
 
 def test_the_listing_marks_what_counts() -> None:
-    bench = Bench(setup_of(Masked))
-    (result,) = objective.same_objective(bench)
-    mask, ids = bench.micro.batch["mask"][0].tolist(), bench.micro.batch["ids"][0].tolist()
+    context = CheckContext(setup_of(Masked))
+    (result,) = objective.same_objective(context)
+    mask, ids = context.micro.batch["mask"][0].tolist(), context.micro.batch["ids"][0].tolist()
     lines = [line.split() for line in result.detail.splitlines()[2:]]
     assert len(lines) == LENGTH
-    for at, words in enumerate(lines):
-        assert words[:3] == [str(at), str(ids[at]), str(ids[at + 1])]
-        assert words[3:] == (["counted"] if mask[at] else ["not", "counted"])
+    for at, parts in enumerate(lines):
+        assert parts[:3] == [str(at), str(ids[at]), str(ids[at + 1])]
+        assert parts[3:] == (["counted"] if mask[at] else ["not", "counted"])
 
 
 def test_a_long_listing_says_of_every_position_whether_it_counts() -> None:
-    from rung.doctor.preflight.listing import _lines
-
     marks = [at % 100 != 57 for at in range(500)]
-    lines = _lines([None] * 500, list(range(500)), marks)
-    told: dict[int, bool] = {}
-    for words in map(str.split, lines):
-        is_range = words[1] == "to"
-        first, last = int(words[0]), int(words[2] if is_range else words[0])
-        told |= dict.fromkeys(range(first, last + 1), "not" not in words)
-    assert told == dict(enumerate(marks))
+    lines = objective.listing_lines([None] * 500, list(range(500)), marks)
+    listed: dict[int, bool] = {}
+    for parts in map(str.split, lines):
+        is_range = parts[1] == "to"
+        first, last = int(parts[0]), int(parts[2] if is_range else parts[0])
+        listed |= dict.fromkeys(range(first, last + 1), "not" not in parts)
+    assert listed == dict(enumerate(marks))
     assert len(lines) < 100
 
 
 def test_dropout_inside_attention_counts_as_dropout() -> None:
     q = torch.randn(1, 2, 4, 8)
     model = nn.Identity()
-    with Lens(model) as lens:
+    with OpTracer(model) as tracer:
         F.scaled_dot_product_attention(q, q, q, dropout_p=0.2)
         F.scaled_dot_product_attention(q, q, q)
         F.dropout(q, 0.3, training=False)
         nn.Dropout(0.4).eval()(q)
         nn.Dropout(0.5)(q)
-    assert [dropped.share for dropped in lens.dropped] == [0.2, 0.5]
+    assert [dropped.share for dropped in tracer.dropout_calls] == [0.2, 0.5]
 
 
 def test_positions_that_do_not_see_each_other_yet_prove_nothing() -> None:
@@ -504,7 +500,7 @@ def test_numbers_that_are_not_finite_are_named() -> None:
     assert (result := one(scale.finite, Root)).level == "fail"
     assert "head.weight" in result.seen
     assert "places.weight" in one(numerics.finite_weights, Nan).seen
-    assert [r.name for r in quick(setup_of(Nan), "tiny") if r.level == "fail"] == ["finite weights"]
+    assert [r.name for r in quick(setup_of(Nan)) if r.level == "fail"] == ["finite weights"]
 
 
 # What people see
@@ -512,13 +508,13 @@ def test_numbers_that_are_not_finite_are_named() -> None:
 
 def test_the_table_shows_every_result_and_counts_them() -> None:
     results = [
-        Result("a", "pass", "1"),
-        Result("long name", "fail", "word " * 60, "mend it", "D3"),
-        Result("c", "skip", "2"),
+        Result("pass", "1", name="a"),
+        Result("fail", "word " * 60, "fix it", name="long name", rule="D3"),
+        Result("skip", "2", name="c"),
     ]
     text = render(results, 1.26, width=80)
     assert max(map(len, text.splitlines())) <= 80
-    assert "try: mend it" in text
+    assert "try: fix it" in text
     assert text.splitlines()[-1] == "3 results in 1.3 s: 1 fail, 1 skip, 1 pass"
 
 

@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.config import key, section
-from rung.doctor.preflight import parity, plan, provenance, rehearsal
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight import copies, plan
+from rung.doctor.preflight.checks import all_checks
+from rung.doctor.preflight.result import Check, CheckContext, Result
+from rung.engine.build import Setup
 from rung.engine.loop import fit
 from rung.engine.schedule import Schedule
-from rung.recipe import Batch, Draw, Loss
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 from tests.cases import tiny
 from tests.cases.plan_cases import Forgetful, repository
 from tests.cases.running import Mute, setup_of
@@ -26,12 +29,12 @@ from tests.cases.tiny import Tiny
 SHAPES = ("cosine", "linear", "wsd")
 
 
-def results(check: Check, *words: str, recipe: type[Tiny] = Tiny, **shared: object) -> list[Result]:
-    return list(check.look(Bench(setup_of(recipe, *words), shared=shared)))
+def results(check: Check, *overrides: str, recipe: type[Tiny] = Tiny, **shared: object) -> list[Result]:
+    return list(check(CheckContext(setup_of(recipe, *overrides), shared=shared)))
 
 
 def named(name: str) -> Check:
-    return next(check for check in [*plan.CHECKS, *rehearsal.CHECKS] if check.name == name)
+    return next(check for check in all_checks() if check.name == name)
 
 
 @given(st.sampled_from(SHAPES), st.integers(20, 30_000), st.floats(0, 0.2), st.floats(0, 1), st.floats(0, 1))
@@ -39,44 +42,46 @@ def test_a_schedule_that_ends_with_the_run_is_sound(
     shape: str, num_steps: int, warm: float, floor: float, start: float
 ) -> None:
     s = Schedule(shape, 1e-3, 0.9e-3 * floor, 1e-3 * start, int(warm * num_steps), num_steps)
-    assert list(plan._faults(plan.Plan(s, num_steps))) == []
-    assert plan._jump(s, num_steps) is None
+    assert list(plan.schedule_faults(s, num_steps)) == []
+    assert plan.largest_jump(s, num_steps) is None
 
 
 @given(st.sampled_from(SHAPES), st.integers(100, 5000), st.floats(0.05, 0.9) | st.floats(1.06, 5))
-def test_a_horizon_that_is_not_the_run_is_told(shape: str, num_steps: int, share: float) -> None:
+def test_a_horizon_that_is_not_the_run_is_named(shape: str, num_steps: int, share: float) -> None:
     s = Schedule(shape, 1e-3, 0, 0, 5, max(6, round(num_steps / share)))
-    assert list(plan._faults(plan.Plan(s, num_steps)))
+    assert list(plan.schedule_faults(s, num_steps))
 
 
 def test_the_numbers_the_binding_limit_and_the_key_are_named() -> None:
     [found] = results(named("schedule against budget"), "optimizer.max_iters=2 epochs, 900", "lr.lr_decay_iters=1000")
     assert found.level == "warn"
-    for words in ("250 steps planned", "limited by epochs", "over 1000", "0.25 of the schedule"):
-        assert words in found.seen
+    for part in ("250 steps planned", "limited by epochs", "over 1000", "0.25 of the schedule"):
+        assert part in found.seen
     assert "lr.lr_decay_iters=250" in found.remedy
 
 
 def test_a_run_that_time_ends_is_judged_by_the_rehearsal(tmp_path: Path) -> None:
-    words = "optimizer.max_iters=100 s", "lr.lr_decay_iters=100"
-    [early] = results(named("schedule against budget"), *words)
+    overrides = "optimizer.max_iters=100 s", "lr.lr_decay_iters=100"
+    [early] = results(named("schedule against budget"), *overrides)
     assert early.level == "skip"
-    late = {r.name: r for r in results(named("rehearsal"), *words, runs_root=tmp_path)}
+    late = {r.name: r for r in results(named("rehearsal"), *overrides, runs_root=tmp_path)}
     assert late["rehearsal: schedule"].level == "warn"
 
 
-@pytest.mark.parametrize("words", [
+@pytest.mark.parametrize("overrides", [
     ("lr.schedule=constant",), ("lr.schedule=wsd",), ("lr.schedule=linear", "lr.min_lr=1e-4"),
     ("lr.schedule=plateau", "eval_interval=10"), ("lr.decay_lr=false",), ("lr.warmup_iters=0",),
 ])  # fmt: skip
-def test_declared_shapes_pass(words: tuple[str, ...]) -> None:
+def test_declared_shapes_pass(overrides: tuple[str, ...]) -> None:
     found = [
-        r for name in ("schedule against budget", "warm-up", "shape of the rate") for r in results(named(name), *words)
+        r
+        for name in ("schedule against budget", "warm-up", "shape of the rate")
+        for r in results(named(name), *overrides)
     ]
     assert [r.level for r in found] == ["pass"] * 3
 
 
-def test_a_plateau_that_never_comes_is_told() -> None:
+def test_a_plateau_that_never_comes_is_named() -> None:
     [found] = results(named("shape of the rate"), "lr.schedule=plateau", "eval_interval=100")
     assert found.level == "warn"
     assert "evals" in found.seen
@@ -87,7 +92,7 @@ def test_keys_that_the_loop_reads_are_not_called_unread(tmp_path: Path) -> None:
     setup = setup_of(Tiny, "optimizer.max_iters=4", "lr.warmup_iters=1", "sample_interval=2", "checkpoint.keep=1",
                      "guard.policy=stop", "guard.armed_steps=2", "guard.most=3", "signals.probes=false",
                      "signals.doctor=false", root=tmp_path)  # fmt: skip
-    assert not any(r.level == "warn" for r in provenance.unread_keys(Bench(setup)))
+    assert not any(r.level == "warn" for r in named("unread keys")(CheckContext(setup)))
     fit(setup, None, Mute())
     of_rank_0 = {"guard.most", "signals.doctor", "checkpoint.keep"}  # a run without a record reads fewer
     assert set(setup.config.unread()) <= of_rank_0
@@ -97,6 +102,12 @@ def test_an_unread_key_is_named_with_its_line() -> None:
     [found] = results(named("unread keys"), "patience=5", recipe=Forgetful)
     assert found.level == "warn"
     assert "patience=5 (Read by nothing.)" in found.seen
+
+
+def test_momentum_has_no_effect_with_adamw() -> None:
+    [found] = results(named("unread keys"), "optimizer.momentum=0.9")
+    assert found.level == "warn"
+    assert "optimizer.momentum=0.9" in found.seen
 
 
 @dataclass
@@ -128,13 +139,13 @@ def test_twin_keys_must_agree() -> None:
 
 def test_changed_and_new_code_is_named_and_data_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, folder = named("committed code"), repository(tmp_path / "code")
-    bench = Bench(setup_of(Tiny))
+    context = CheckContext(setup_of(Tiny))
     monkeypatch.chdir(folder)
     (folder / "frames.csv").write_text("1")
-    assert [r.level for r in check.look(bench)] == ["pass"]
+    assert [r.level for r in check.look(context)] == ["pass"]
     for number in range(7):
         (folder / f"new{number}.py").write_text("x = 1\n")
-    [found] = check.look(bench)
+    [found] = check.look(context)
     assert found.level == "warn"
     assert "7 files" in found.seen
     assert "new0.py" in found.seen
@@ -142,10 +153,10 @@ def test_changed_and_new_code_is_named_and_data_is_not(tmp_path: Path, monkeypat
 
 
 def test_outside_of_git_a_copy_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(setup_of(Tiny))
+    context = CheckContext(setup_of(Tiny))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    [found] = named("committed code").look(bench)
+    [found] = named("committed code")(context)
     assert (found.level, "copy" in found.seen) == ("skip", True)
 
 
@@ -159,16 +170,16 @@ def test_a_recipe_that_lies_elsewhere_is_told(tmp_path: Path, monkeypatch: pytes
     import my_recipe  # type: ignore[import-not-found]
 
     try:
-        bench = Bench(setup_of(my_recipe.Mine))
+        context = CheckContext(setup_of(my_recipe.Mine))
         monkeypatch.chdir(home / "other")
-        [found] = named("recipe in the kept folder").look(bench)
+        [found] = named("recipe in the kept folder")(context)
         assert found.level == "warn"
         assert "my_recipe.py" in found.seen
         subprocess.run(["git", "init", "-q"], cwd=away, check=True)
         monkeypatch.chdir(away)
-        assert [r.level for r in named("recipe in the kept folder").look(bench)] == ["pass"]
+        assert [r.level for r in named("recipe in the kept folder")(context)] == ["pass"]
         (away / ".gitignore").write_text("my_*\n")
-        assert [r.level for r in named("recipe in the kept folder").look(bench)] == ["warn"]
+        assert [r.level for r in named("recipe in the kept folder")(context)] == ["warn"]
     finally:
         del sys.modules["my_recipe"]
 
@@ -184,7 +195,7 @@ def test_the_rehearsal_foretells_and_leaves_nothing_behind(tmp_path: Path) -> No
 def test_what_a_save_brought_back_is_what_was_saved(tmp_path: Path) -> None:
     setup = setup_of(Tiny)
     before = {name: tensor.clone() for name, tensor in setup.state.model.state_dict().items()}
-    list(named("rehearsal").look(Bench(setup, shared={"runs_root": tmp_path})))
+    list(named("rehearsal")(CheckContext(setup, shared={"runs_root": tmp_path})))
     after = setup.state.model.state_dict()
     assert setup.state.progress.step == 2
     assert any(not torch.equal(before[name], after[name]) for name in before)  # it was trained, on purpose
@@ -229,16 +240,20 @@ class Moody(Tiny):
         return [objective._replace(loss=loss)]
 
 
-def test_two_devices_that_differ_are_told_and_two_that_agree_pass() -> None:
+def on_cpu(setup: Setup) -> Setup:
+    return copies.copy_of(setup, device="cpu", dtype="float32")
+
+
+def test_two_devices_that_differ_are_named_and_two_that_agree_pass() -> None:
     setup = setup_of(Tiny, "model.dropout=0.5")
-    assert parity.compare(setup, parity.on_cpu(setup), "parity").level == "pass"
+    assert copies.compare(setup, on_cpu(setup)).level == "pass"
     assert all(parameter.grad is None for parameter in setup.state.model.parameters())
     setup = setup_of(Moody)
-    assert parity.compare(setup, parity.on_cpu(setup), "parity").level == "fail"
+    assert copies.compare(setup, on_cpu(setup)).level == "fail"
     [found] = results(named("same on the CPU"))
     assert found.level == "skip"
 
 
 def test_bfloat16_is_within_its_limit() -> None:
     setup = setup_of(Tiny, "system.dtype=bfloat16")
-    assert parity.compare(setup, parity.on_cpu(setup), "parity").level == "pass"
+    assert copies.compare(setup, on_cpu(setup)).level == "pass"

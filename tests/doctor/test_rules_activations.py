@@ -59,14 +59,14 @@ class TestDeadUnits:
         assert severity(made, "A1") == "info"
         assert found(made, "A1").changes == {}  # type: ignore[union-attr]
 
-    @pytest.mark.parametrize(("share", "said"), [(0.6, "warn"), (0.95, "sick")])
-    def test_units_that_died_when_the_loss_rose(self, share: float, said: str) -> None:
+    @pytest.mark.parametrize(("share", "expected"), [(0.6, "warn"), (0.95, "sick")])
+    def test_units_that_died_when_the_loss_rose(self, share: float, expected: str) -> None:
         looks = range(0, 600, 6)
         columns = {"silent": 0.3, "dead": [[0.1, 0.1]] * 60 + [[0.1, share]] * 40, "saturated": 0.0, "slope": 0.8}
         made = table(["mlp.1", "mlp.3"], looks, function=0, looks=[[min(50, n + 1)] * 2 for n in range(100)], **columns)
         losses = [*np.linspace(3, 1, 360), *np.full(240, 1.6)] + 0.02 * np.random.default_rng(0).standard_normal(600)
         sick = history({"loss": losses.tolist()}, tables={"units": made})
-        assert severity(sick, "A1") == said
+        assert severity(sick, "A1") == expected
         assert found(sick, "A1").changes == {"lr.learning_rate": pytest.approx(3.3e-4)}  # type: ignore[union-attr]
 
     def test_a_tanh_cannot_die(self) -> None:
@@ -76,10 +76,10 @@ class TestDeadUnits:
 class TestSaturation:
     # Scales 1, 5 and 50 of the weights before a tanh.
     @pytest.mark.parametrize(
-        ("share", "slope", "said"), [(0.001, 0.78, None), (0.47, 0.26, None), (0.94, 0.027, "warn")]
+        ("share", "slope", "expected"), [(0.001, 0.78, None), (0.47, 0.26, None), (0.94, 0.027, "warn")]
     )
-    def test_by_scale(self, share: float, slope: float, said: str | None) -> None:
-        assert severity(units(1, saturated=share, slope=slope), "A2") == said
+    def test_by_scale(self, share: float, slope: float, expected: str | None) -> None:
+        assert severity(units(1, saturated=share, slope=slope), "A2") == expected
 
     def test_a_gate_that_is_shut_is_judged_by_its_own_steepest_slope(self) -> None:
         assert severity(units(2, saturated=0.5, slope=0.04), "A2") is None
@@ -97,12 +97,12 @@ class TestSaturation:
 
 class TestAttention:
     @pytest.mark.parametrize(
-        ("logit", "entropy", "collapsed", "said"),
+        ("logit", "entropy", "collapsed", "expected"),
         [(2.4, 0.98, 0, None), (16, 0.34, 0, None), (93, 0.2, 0.1, None), (20, 0.01, 1.0, None),
          (60, 0.01, 1.0, "warn"), (200, 0.5, 0.0, None), (6725, 0.01, 1.0, "sick"), (16897, 0.0, 1.0, "fatal")],
     )  # fmt: skip
-    def test_by_size(self, logit: float, entropy: float, collapsed: float, said: str | None) -> None:
-        assert severity(attention(logit, entropy, collapsed), "A3") == said
+    def test_by_size(self, logit: float, entropy: float, collapsed: float, expected: str | None) -> None:
+        assert severity(attention(logit, entropy, collapsed), "A3") == expected
 
     def test_beyond_a_hundred_growth_counts(self) -> None:
         grows = np.linspace(50, 300, 100)[:, None] * [1.0, 0.5]
@@ -174,13 +174,13 @@ def stream_of(scale: float, init_from: str = "scratch_next_token", depth: int = 
 
 
 @pytest.mark.parametrize(
-    ("growth", "said"), [(0.40, None), (0.41, None), (0.5, None), (0.59, "warn"), (0.84, "warn"), (0.39, None)]
+    ("growth", "expected"), [(0.40, None), (0.41, None), (0.5, None), (0.59, "warn"), (0.84, "warn"), (0.39, None)]
 )
-def test_the_residual_stream_against_the_parent(growth: float, said: str | None) -> None:
+def test_the_residual_stream_against_the_parent(growth: float, expected: str | None) -> None:
     made, parent = stream_of(math.exp(growth)), stream_of(math.exp(0.40))
     assert severity(made, "A6") is None  # alone it means nothing
     made.parent = parent
-    assert severity(made, "A6") == said
+    assert severity(made, "A6") == expected
 
 
 @pytest.mark.parametrize("other", [{"depth": 12}, {"width": 64}])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rung.data.order import shuffled
 from rung.doctor.history import History
-from rung.engine.rows import Coverage
+from rung.engine.recorder import Coverage
 from tests.cases.made import found, history, severity
 
 

@@ -1,4 +1,4 @@
-"""If this fails, numbers that are not finite are told as another disease than they are, or not at all."""
+"""If this fails, numbers that are not finite are reported as another disease than they are, or not at all."""
 
 from __future__ import annotations
 

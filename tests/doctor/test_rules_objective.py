@@ -72,12 +72,12 @@ class TestOverfit:
     def test_within_the_error_it_is_noise(self) -> None:
         assert severity(judged([3.0, 2.0, 1.5, 1.56, 1.57, 1.58], (3.0, 0.8), error=0.04), "E2") is None
 
-    @pytest.mark.parametrize(("rise", "said"), [(1.06, None), (1.15, "sick")])
-    def test_without_an_error_a_tenth_is_asked_for(self, rise: float, said: str | None) -> None:
+    @pytest.mark.parametrize(("rise", "expected"), [(1.06, None), (1.15, "sick")])
+    def test_without_an_error_a_tenth_is_asked_for(self, rise: float, expected: str | None) -> None:
         """A set that fits one batch."""
         made = judged([3.0, 2.0, 1.5, *[1.5 * rise] * 3], (3.0, 0.8))
         del made.evals["val"]["loss_se"]
-        assert severity(made, "E2") == said
+        assert severity(made, "E2") == expected
 
     def test_nothing_is_overfit_in_the_first_epoch(self) -> None:
         made = judged([2.97, 2.5, 2.2, 2.5, 3.4, 4.0, 4.41], (3.0, 0.013))
@@ -144,13 +144,13 @@ class TestTooGood:
     def test_certain_before_one_epoch(self) -> None:
         assert severity(self.made(0.007), "E6") == "warn"
 
-    @pytest.mark.parametrize(("on_eval", "said"), [(0.0013, "info"), (0.097, None), (None, None)])
-    def test_rows_with_one_target_may_be_easy(self, on_eval: float | None, said: str | None) -> None:
+    @pytest.mark.parametrize(("on_eval", "expected"), [(0.0013, "info"), (0.097, None), (None, None)])
+    def test_rows_with_one_target_may_be_easy(self, on_eval: float | None, expected: str | None) -> None:
         made = self.made(0.007)
         made.rows["targets"] = series([32.0] * 200)  # one a row
         if on_eval is not None:
             made.evals["val"] = {"loss": series([on_eval], [100])}
-        assert severity(made, "E6") == said
+        assert severity(made, "E6") == expected
 
     def test_learned_by_heart(self) -> None:
         assert severity(self.made(0.007, epoch_rows=640), "E6") is None

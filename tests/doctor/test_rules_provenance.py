@@ -102,9 +102,9 @@ def test_rows_of_evals_are_no_steps() -> None:
     ],
 )
 def test_real_resumes(spoil: Callable[[Setup], None], word: str | None, tmp_path: Path) -> None:
-    said = [f.what for f in diagnose(read(resumed(tmp_path, 1, spoil))) if f.rule == "R4"]
-    assert len(said) == (word is not None)
-    assert all(word in what for what in said if word)
+    found = [f.what for f in diagnose(read(resumed(tmp_path, 1, spoil))) if f.rule == "R4"]
+    assert len(found) == (word is not None)
+    assert all(word in what for what in found if word)
 
 
 def test_unread_keys_and_ranks_are_told_from_events() -> None:
@@ -132,7 +132,7 @@ def test_a_loss_in_bfloat16_has_lost_its_digits() -> None:
     full = loss * 16384
     short = (full.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     finding = found(made(loss=short / 16384))["R5"]
-    assert "8 bits" in finding.what
+    assert "8 significant bits" in finding.what
     assert "R5" not in found(made(loss=full.astype(np.float32) / 16384))
 
 

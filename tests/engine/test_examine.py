@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.engine import examine as looking
-from rung.engine.keeper import marks_progress, since_best
+from rung.engine.loop import is_milestone, since_best
 from tests.contract.cases import piano
+from tests.errors import raises_code
 
 
 def test_the_closer_look_gives_the_loss_of_the_eval(piano_data: Path) -> None:
@@ -24,6 +25,7 @@ def test_the_closer_look_gives_the_loss_of_the_eval(piano_data: Path) -> None:
     name, stream = next(iter(setup.evaluator.streams.items()))
     plain = setup.evaluator.run(setup.state.model)[name]
     seen = looking.examine(setup, setup.state.model, name, stream)
+    assert seen is not None
     assert seen["loss"] == pytest.approx(plain["loss"], rel=1e-6)
     assert seen["targets"] == plain["targets"]
     curve = seen["positions"]
@@ -157,7 +159,49 @@ def test_patience_counts_evals_since_the_lowest(losses: list[float]) -> None:
 @given(st.lists(st.floats(0.01, 9), min_size=1, max_size=30), st.floats(0.5, 0.99))
 @settings(max_examples=200, deadline=None)
 def test_geometric_saves_are_each_below_the_share_of_the_one_before(losses: list[float], share: float) -> None:
-    kept = [losses[0]] + [losses[i] for i in range(1, len(losses)) if marks_progress(losses[: i + 1], share)]
+    kept = [losses[0]] + [losses[i] for i in range(1, len(losses)) if is_milestone(losses[: i + 1], share)]
     assert all(b < share * a for a, b in itertools.pairwise(kept))
     assert min(losses) >= share * kept[-1]  # nothing that would have earned one was passed over
-    assert not marks_progress(losses, 0.0)
+    assert not is_milestone(losses, 0.0)
+
+
+def test_targets_of_several_codebooks_are_counted_together_and_apart() -> None:
+    rng = np.random.default_rng(1)
+    weights = (rng.uniform(size=(40, 5, 3)) < 0.8).astype(float)
+    losses = rng.normal([1.0, 2.0, 4.0], 0.3, (40, 5, 3)) * weights
+    clusters = np.repeat(np.arange(20), 2)
+    tally = looking.Tally(0, ["coarse", "middle", "fine"])
+    for part in (slice(0, 7), slice(7, 40)):
+        tally.add(losses[part], weights[part], clusters[part], np.full(40, -1)[part])
+    seen = tally.figures([])
+    assert seen["loss"] == pytest.approx(losses.sum() / weights.sum(), rel=1e-12)
+    by_position = losses.sum((0, 2)) / weights.sum((0, 2))
+    assert seen["positions"]["loss"] == pytest.approx(by_position, rel=1e-12)
+    assert list(seen["target_parts"]) == ["coarse", "middle", "fine"]
+    for number, one in enumerate(seen["target_parts"].values()):  # each as if it were the only one
+        alone = Rows(losses[..., number], weights[..., number], [-1] * 40, clusters=clusters.tolist()).figures()
+        for key in ("loss", "se", "targets"):
+            assert one[key] == pytest.approx(alone[key])
+            assert one["positions"][key] == pytest.approx(alone["positions"][key])
+
+
+def test_further_axes_do_not_move_the_figures_of_the_whole() -> None:
+    rng = np.random.default_rng(2)
+    losses, weights = rng.normal(2.0, 0.5, (30, 6)), np.ones((30, 6))
+    flat = Rows(losses, weights, [0, 1] * 15, ["a", "b"]).figures()
+    deep = Rows(np.stack([losses / 2] * 2, -1), np.stack([weights / 2] * 2, -1), [0, 1] * 15, ["a", "b"]).figures()
+    assert "target_parts" not in flat
+    assert list(deep.pop("target_parts")) == ["part 0", "part 1"]
+    assert deep == flat
+
+
+def test_parts_must_have_as_many_names_as_there_are() -> None:
+    tally = looking.Tally(0, ["one", "two"])
+    with raises_code("bad-loss"):
+        tally.add(np.ones((1, 2, 3)), np.ones((1, 2, 3)), np.zeros(1), np.zeros(1))
+
+
+def test_one_target_a_row_is_one_position() -> None:
+    tally = looking.Tally(0)
+    tally.add(np.array([1.0, 3.0]), np.ones(2), np.arange(2), np.full(2, -1))
+    assert tally.figures([])["positions"]["loss"] == [2.0]

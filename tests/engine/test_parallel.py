@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rung.engine.parallel import World, share
-from rung.errors import ConfigError
+from tests.errors import raises_code
 
 
 def free_port() -> int:
@@ -55,6 +55,7 @@ def test_two_ranks_equal_one(piano_data: Path, tmp_path: Path) -> None:
 
 def test_rows_that_do_not_divide_are_refused_with_a_remedy() -> None:
     world = World(0, 8, torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"60 rows cannot be shared by 8 ranks; 64 can: set batch_size=16, .*=4\."):
+    with raises_code("bad-batch-size") as error:
         share(12, 5, world)
+    assert "set batch_size=16, gradient_accumulation_steps=4" in str(error.value)
     assert len(share(16, 4, world).micros()) == 1

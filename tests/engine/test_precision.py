@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rung.engine import precision
 from rung.engine.precision import LossScale, Precision, choose_device
-from rung.errors import ConfigError
+from tests.errors import raises_code
 
 CPU = torch.device("cpu")
 
@@ -36,10 +36,11 @@ def test_what_is_chosen_for_the_user_has_a_reason() -> None:
     assert Precision("float16", CPU).loss_scale is not None
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "tpu9", "gpu"])
-def test_a_device_that_is_not_there(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"system.device={name}"):
+@pytest.mark.parametrize(("name", "code"), [("cuda:99", "no-device"), ("tpu9", "bad-device"), ("gpu", "bad-device")])
+def test_a_device_that_is_not_there(name: str, code: str) -> None:
+    with raises_code(code) as error:
         choose_device(name)
+    assert f"system.device={name}" in str(error.value)
 
 
 def test_a_precision_that_this_cpu_only_imitates_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from rung.data.prefetch import Micro
 from rung.engine.clock import Clock
 from rung.engine.config import Optimizer as OptimizerConfig
+from rung.engine.guarded import ObjectiveState
 from rung.engine.optim import build_optimizers
 from rung.engine.parallel import World
 from rung.engine.precision import Precision
-from rung.engine.step import Stepper, Trained
-from rung.errors import ConfigError
-from rung.recipe import Batch, Draw, Loss, Objective
+from rung.engine.prefetch import Micro
+from rung.engine.step import Stepper
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup
+from tests.errors import raises_code
 
 CPU = torch.device("cpu")
 
@@ -44,12 +46,12 @@ def squares(model: nn.Module) -> object:
 
 def stepper(
     model: nn.Module, clip: float = 1.0, dtype: str = "float32", nominal: float = 10.0, name: str = "adamw"
-) -> tuple[Stepper, Trained]:
+) -> tuple[Stepper, ObjectiveState]:
     parameters = list(model.parameters())
-    hidden = [p for p in parameters if p.ndim == 2][:1]
-    objective = Objective("squares", parameters, squares(model), hidden=hidden)  # type: ignore[arg-type]
+    groups = [ParameterGroup("first", parameters[:2], muon=True), ParameterGroup("rest", parameters[2:])]
+    objective = Objective("squares", groups, squares(model))  # type: ignore[arg-type]
     optimizers = build_optimizers(objective, parameters, config(name=name), CPU)
-    trained = Trained("squares", objective.loss, parameters, optimizers)
+    trained = ObjectiveState("squares", objective.loss, parameters, optimizers)
     return Stepper(model, [trained], Precision(dtype, CPU), World(0, 1, CPU), nominal, clip), trained
 
 
@@ -151,14 +153,15 @@ def test_muon_takes_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:
     muon, adamw = trained.optimizers
     assert [id(p) for g in muon.param_groups for p in g["params"]] == [id(model[0].weight)]  # type: ignore[index]
     assert len([p for g in adamw.param_groups for p in g["params"]]) == 3
-    objective = Objective("squares", list(model.parameters()), squares(model))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no hidden matrices"):
+    objective = Objective("squares", [ParameterGroup("all", model.parameters())], squares(model))  # type: ignore[arg-type]
+    with raises_code("not-supported"):
         build_optimizers(objective, list(model.parameters()), config(name="muon"), CPU)
 
 
 def test_decay_spares_biases_and_norms() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(3, 4))
-    objective = Objective("x", list(model.parameters()), lambda b, d: Loss(torch.zeros(()), torch.ones(())))
+    loss = Loss(torch.zeros(()), torch.ones(()))
+    objective = Objective("x", [ParameterGroup("all", list(model.parameters()))], lambda b, d: loss)
     (optimizer,) = build_optimizers(objective, list(model.parameters()), config(weight_decay=0.3), CPU)
     for group in optimizer.param_groups:
         assert all((p.ndim >= 2) == (group["weight_decay"] == 0.3) for p in group["params"])

@@ -10,7 +10,7 @@ import pytest
 
 from rung.runs.query import Run
 
-from .lives import SAVING, WORDS, Lives, saves_of, the_run
+from .lives import ARGS, SAVING, Lives, saves_of, the_run
 
 
 @pytest.fixture(scope="session")
@@ -21,25 +21,25 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
 
 
 @pytest.fixture(scope="session")
-def words(piano_data: Path) -> list[str]:
+def args(piano_data: Path) -> list[str]:
     """What comes after `rung` to train the small run."""
-    return ["train", "piano", f"dataset.base_dataset_name={piano_data}", *WORDS]
+    return ["train", "piano", f"dataset.base_dataset_name={piano_data}", *ARGS]
 
 
 @pytest.fixture(scope="session")
-def whole(lives: Lives, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(lives: Lives, args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    life = lives.rung(*words, cwd=folder)
+    life = lives.rung(*args, cwd=folder)
     assert life.code == 0, life.err + life.out
     return the_run(folder)
 
 
 @pytest.fixture(scope="session")
-def killed(lives: Lives, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(lives: Lives, args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that was killed half-way and has saves; to be copied."""
     folder = tmp_path_factory.mktemp("killed")
-    lives.rung(*words, cwd=folder, die={"files": SAVING, "at": 1300})
+    lives.rung(*args, cwd=folder, die={"files": SAVING, "at": 1300})
     saves = saves_of(the_run(folder))
     saves.sweep()
     assert len(saves.steps()) >= 2

@@ -14,12 +14,12 @@ from rung.engine.checkpoint import Checkpoints
 from rung.runs.query import Run, open_run
 
 DRIVER = Path(__file__).with_name("driver.py")
-_WORDS = (
+_ARGS = (
     "model.n_layer=1 model.n_head=1 model.n_embd=16 model.dropout=0.1 data.context_size=32 data.batch_size=4 "
     "optimizer.max_iters=30 lr.warmup_iters=2 checkpoint.every=3 checkpoint.keep=2 eval_interval=7 "
     "sampling.num_tokens=4 system.threads=1 system.device=cpu"
 )
-WORDS = _WORDS.split()
+ARGS = _ARGS.split()
 SAVING = ["engine/checkpoint.py", "files.py"]  # the code that saves
 
 
@@ -51,10 +51,10 @@ class Lives:
         self._driver.stdin.close()
         self._driver.wait()
 
-    def begin(self, *words: object, cwd: Path, **faults: Any) -> tuple[int, Path]:
+    def begin(self, *args: object, cwd: Path, **faults: Any) -> tuple[int, Path]:
         """Starts a process; its pid, and the file that it prints into."""
         out = self.folder / f"out{next(self._numbers)}"
-        job = {"argv": [str(word) for word in words], "cwd": str(cwd), "out": str(out), **faults}
+        job = {"argv": [str(arg) for arg in args], "cwd": str(cwd), "out": str(out), **faults}
         assert self._driver.stdin is not None
         self._driver.stdin.write(json.dumps(job) + "\n")
         return int(self._answer()), out
@@ -66,8 +66,8 @@ class Lives:
         read = [path.read_text() if path.exists() else "" for path in texts]
         return Life(code, read[0], read[1], int(read[2]) if read[2] else None)
 
-    def rung(self, *words: object, cwd: Path, **faults: Any) -> Life:
-        return self.end(self.begin(*words, cwd=cwd, **faults)[1])
+    def rung(self, *args: object, cwd: Path, **faults: Any) -> Life:
+        return self.end(self.begin(*args, cwd=cwd, **faults)[1])
 
     def _answer(self) -> str:
         assert self._driver.stdout is not None
@@ -76,10 +76,10 @@ class Lives:
         return line
 
 
-def but(words: list[str], *changes: str) -> list[str]:
-    """The same words with other values; a key may be given only once."""
+def but(args: list[str], *changes: str) -> list[str]:
+    """The same args with other values; a key may be given only once."""
     names = tuple(f"{change.partition('=')[0]}=" for change in changes)
-    return [*(word for word in words if not word.startswith(names)), *changes]
+    return [*(arg for arg in args if not arg.startswith(names)), *changes]
 
 
 def is_one_sentence(life: Life) -> bool:

@@ -1,4 +1,4 @@
-"""If this fails, a damaged or foreign checkpoint is used, or a user is not told which file it is and what is whole."""
+"""If this fails, a damaged or foreign checkpoint is used, or the message does not name the file and what is whole."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DAMAGE: dict[Callable[[Path], None], str] = {
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
 def test_every_reader_refuses_a_damaged_save(
-    lives: Lives, words: list[str], half: Path, whole: Run, damage: Callable[[Path], None]
+    lives: Lives, args: list[str], half: Path, whole: Run, damage: Callable[[Path], None]
 ) -> None:
     saves = saves_of(the_run(half))
     *_, other, last = saves.steps()
@@ -63,16 +63,16 @@ def test_every_reader_refuses_a_damaged_save(
         ["resume", "piano/1"],
         ["eval", "piano/1", "--at", last],
         ["sample", "piano/1", "--at", last, "--out", half / "made"],
-        [*words, f"init_from={saves.at(last)}"],
+        [*args, f"init_from={saves.at(last)}"],
     ]
     for reader in readers:
         life = lives.rung(*reader, cwd=half)
         assert is_one_sentence(life), life.err + life.out
         found = re.search(DAMAGE[damage], life.err)
         assert found, life.err
-        assert len(set(found.groups())) == len(found.groups()), "what is and what should be are told alike"
+        assert len(set(found.groups())) == len(found.groups()), "what is and what should be read alike"
         assert f"checkpoints/{last:08d}" in life.err
-        assert f"the last whole save besides is {other}" in life.err
+        assert f"`--at {other}`" in life.err
     assert (half / "runs/piano/1/run.json").read_bytes() == before, "a refusal changes nothing"
     assert not (half / "runs/piano/2").exists()
     assert not (half / "made").exists()
@@ -93,22 +93,22 @@ def test_other_saves_can_still_be_read(lives: Lives, half: Path) -> None:
     assert list((half / "made").glob("*.mid"))
 
 
-def test_a_save_without_manifest_does_not_count(lives: Lives, half: Path, words: list[str], whole: Run) -> None:
+def test_a_save_without_manifest_does_not_count(lives: Lives, half: Path, args: list[str], whole: Run) -> None:
     saves = saves_of(the_run(half))
     *_, other, last = saves.steps()
     (saves.at(last) / "manifest.json").unlink()
     assert saves.steps()[-1] == other
-    life = lives.rung(*words, f"init_from={saves.at(last)}", cwd=half)
+    life = lives.rung(*args, f"init_from={saves.at(last)}", cwd=half)
     assert is_one_sentence(life), life.err
     assert "it has no manifest.json" in life.err
-    assert f"the last whole save besides is {other}" in life.err
+    assert f"`--at {other}`" in life.err
     for reader in ("eval", "resume"):
         life = lives.rung(reader, "piano/1", "--at", last, cwd=half)
         assert is_one_sentence(life)
         assert f"has no save at step {last}; it has" in life.err
     life = lives.rung("resume", "piano/1", cwd=half)
     assert life.code == 0, life.err
-    assert f"goes on at step {other}" in life.out
+    assert f"resumes at step {other}" in life.out
     assert_same_end(the_run(half), whole)
 
 
@@ -128,7 +128,7 @@ def test_a_mark_that_cannot_be_read(lives: Lives, half: Path) -> None:
     assert "checkpoints/best is damaged" in life.err
 
 
-def test_another_vocabulary(lives: Lives, words: list[str], half: Path) -> None:
+def test_another_vocabulary(lives: Lives, args: list[str], half: Path) -> None:
     saves = saves_of(the_run(half))
     save = saves.at(saves.steps()[-1])
     state, manifest = (json.loads((save / name).read_text()) for name in ("state.json", "manifest.json"))
@@ -139,30 +139,30 @@ def test_another_vocabulary(lives: Lives, words: list[str], half: Path) -> None:
         "sha256": sha256(save / "state.json"),
     }
     (save / "manifest.json").write_text(json.dumps(manifest))
-    for reader in (["resume", "piano/1"], ["eval", "piano/1", "--at", save.name], [*words, f"init_from={save}"]):
+    for reader in (["resume", "piano/1"], ["eval", "piano/1", "--at", save.name], [*args, f"init_from={save}"]):
         life = lives.rung(*reader, cwd=half)
         assert is_one_sentence(life), life.err
         assert f"trained with tokenizer a tokenizer of long ago, this config has {tokenizer};" in life.err
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("key", "message"),
     [
         ("model.n_embd=32", r"is \d+x16 there and \d+x32 here"),
         ("model.n_layer=2", r"lacks \S+ \(\d+ missing, 0 extra\)"),
     ],
 )
-def test_another_shape(lives: Lives, words: list[str], half: Path, word: str, told: str) -> None:
-    life = lives.rung(*but(words, word), "init_from=piano/1", cwd=half)
+def test_another_shape(lives: Lives, args: list[str], half: Path, key: str, message: str) -> None:
+    life = lives.rung(*but(args, key), "init_from=piano/1", cwd=half)
     assert is_one_sentence(life), life.err
-    assert re.search(told, life.err), life.err
+    assert re.search(message, life.err), life.err
     assert not (half / "runs/piano/2").exists()
 
 
-def test_data_changed_under_a_run(lives: Lives, words: list[str], whole: Run, piano_data: Path, tmp_path: Path) -> None:
+def test_data_changed_under_a_run(lives: Lives, args: list[str], whole: Run, piano_data: Path, tmp_path: Path) -> None:
     data = tmp_path / "tunes"
     shutil.copytree(piano_data, data)
-    changed = but(words, f"dataset.base_dataset_name={data}")
+    changed = but(args, f"dataset.base_dataset_name={data}")
     life = lives.rung(*changed, cwd=tmp_path, tear={"name": "optimizer.pt", "at": 4})
     assert life.code < 0
     splits, manifest = (json.loads((data / name).read_text()) for name in ("splits.json", "manifest.json"))

@@ -32,9 +32,9 @@ def assert_readable(run: Run, whole: Run) -> None:
     faults = Faults()
     rows = list(read_rows(run.path / "metrics", faults))
     assert faults.broken == 0
-    told = dict(losses(whole))
+    expected = dict(losses(whole))
     for row in rows:
-        assert "loss" not in row or row["loss"] == told[row["step"]]
+        assert "loss" not in row or row["loss"] == expected[row["step"]]
     steps = [step for step, _ in losses(run)]
     assert steps == list(range(len(steps))), "a logged step is missing"
     saves = saves_of(run)
@@ -64,18 +64,18 @@ def go_on(lives: Lives, folder: Path, whole: Run) -> None:
     life = lives.rung("resume", "piano/1", cwd=folder)
     if not saves_of(run).steps():
         assert is_one_sentence(life)
-        assert "no save to go on from" in life.err
+        assert "no save to resume from" in life.err
         return
     assert life.code == 0, life.err + life.out
     assert_same_end(the_run(folder), whole)
 
 
 @pytest.fixture(scope="module")
-def num_lines(lives: Lives, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def num_lines(lives: Lives, args: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """How many lines an undisturbed run executes: of all, and of those that save."""
     found = {}
     for name, files in {"all": [""], "saving": SAVING}.items():
-        life = lives.rung(*words, cwd=tmp_path_factory.mktemp("count"), die={"files": files, "at": None})
+        life = lives.rung(*args, cwd=tmp_path_factory.mktemp("count"), die={"files": files, "at": None})
         assert life.code == 0
         assert life.num_lines is not None
         found[name] = life.num_lines
@@ -84,32 +84,32 @@ def num_lines(lives: Lives, words: list[str], tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("number", range(5))
 def test_killed_anywhere(
-    lives: Lives, words: list[str], whole: Run, num_lines: Any, number: int, tmp_path: Path
+    lives: Lives, args: list[str], whole: Run, num_lines: Any, number: int, tmp_path: Path
 ) -> None:
     """Each in its own fifth of the run, so that start, middle and end are all met."""
     fifth = num_lines["all"] // 5
     at = random.Random(number).randrange(number * fifth, (number + 1) * fifth)
-    life = lives.rung(*words, cwd=tmp_path, die={"files": [""], "at": at})
+    life = lives.rung(*args, cwd=tmp_path, die={"files": [""], "at": at})
     assert life.code == KILLED, at
     go_on(lives, tmp_path, whole)
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_killed_while_saving(
-    lives: Lives, words: list[str], whole: Run, num_lines: Any, number: int, tmp_path: Path
+    lives: Lives, args: list[str], whole: Run, num_lines: Any, number: int, tmp_path: Path
 ) -> None:
     """Between any two lines of a save: before and after the rename, half-way through the rotation, at the mark."""
     at = random.Random(100 + number).randrange(num_lines["saving"] // 4, num_lines["saving"])
-    life = lives.rung(*words, cwd=tmp_path, die={"files": SAVING, "at": at})
+    life = lives.rung(*args, cwd=tmp_path, die={"files": SAVING, "at": at})
     assert life.code == KILLED, at
     assert saves_of(the_run(tmp_path)).steps(), "this moment should come after the first save"
     go_on(lives, tmp_path, whole)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_killed_with_half_a_file(lives: Lives, words: list[str], whole: Run, name: str, tmp_path: Path) -> None:
+def test_killed_with_half_a_file(lives: Lives, args: list[str], whole: Run, name: str, tmp_path: Path) -> None:
     at = random.Random(name).randrange(2, SAVES)
-    life = lives.rung(*words, cwd=tmp_path, tear={"name": name, "at": at})
+    life = lives.rung(*args, cwd=tmp_path, tear={"name": name, "at": at})
     assert life.code == KILLED
     run = the_run(tmp_path)
     assert list(saves_of(run).folder.glob(".*.tmp")), "the half-written save should be there, and not count"
@@ -128,10 +128,10 @@ def half_saves(folder: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("step", [6, 15])
 def test_killed_from_outside_during_a_save(
-    lives: Lives, words: list[str], whole: Run, step: int, tmp_path: Path
+    lives: Lives, args: list[str], whole: Run, step: int, tmp_path: Path
 ) -> None:
     """In the first save from this step on that can be seen from here."""
-    pid, out = lives.begin(*words, cwd=tmp_path)
+    pid, out = lives.begin(*args, cwd=tmp_path)
     while max(half_saves(tmp_path / "runs/piano/1/checkpoints"), default=0) < step:
         os.kill(pid, 0)  # raises when it is gone
     os.kill(pid, signal.SIGKILL)
@@ -140,9 +140,9 @@ def test_killed_from_outside_during_a_save(
     go_on(lives, tmp_path, whole)
 
 
-def test_killed_from_outside_at_a_row(lives: Lives, words: list[str], whole: Run, tmp_path: Path) -> None:
+def test_killed_from_outside_at_a_row(lives: Lives, args: list[str], whole: Run, tmp_path: Path) -> None:
     num_rows = 11
-    pid, out = lives.begin(*words, cwd=tmp_path)
+    pid, out = lives.begin(*args, cwd=tmp_path)
     file = tmp_path / "runs/piano/1/metrics/000.ndjson"
     while not file.exists() or file.read_bytes().count(b"\n") < num_rows:
         os.kill(pid, 0)
@@ -152,10 +152,10 @@ def test_killed_from_outside_at_a_row(lives: Lives, words: list[str], whole: Run
     go_on(lives, tmp_path, whole)
 
 
-def test_killed_again_and_again(lives: Lives, words: list[str], whole: Run, num_lines: Any, tmp_path: Path) -> None:
+def test_killed_again_and_again(lives: Lives, args: list[str], whole: Run, num_lines: Any, tmp_path: Path) -> None:
     """One run, six kills: while it starts again, a little after the last save, and in the middle of the next."""
     rng = random.Random(0)
-    life = lives.rung(*words, cwd=tmp_path, die={"files": SAVING, "at": num_lines["saving"] // 5})
+    life = lives.rung(*args, cwd=tmp_path, die={"files": SAVING, "at": num_lines["saving"] // 5})
     assert life.code == KILLED
     moments = ([""], 8000, 16000), (SAVING, 400, 800), ([""], 4000, 9000), (SAVING, 400, 800), (SAVING, 1, 99)
     for files, low, high in moments:
@@ -166,9 +166,9 @@ def test_killed_again_and_again(lives: Lives, words: list[str], whole: Run, num_
     assert len(the_run(tmp_path).document["segments"]) >= 4
 
 
-def test_killed_between_the_best_save_and_its_mark(lives: Lives, words: list[str], tmp_path: Path) -> None:
+def test_killed_between_the_best_save_and_its_mark(lives: Lives, args: list[str], tmp_path: Path) -> None:
     """The save of a new best is whole, and nothing says yet that it is the best; at a rate of 0 it stays that."""
-    still = but(words, "checkpoint.every=0", "checkpoint.keep=1", "lr.learning_rate=0", "lr.min_lr=0")
+    still = but(args, "checkpoint.every=0", "checkpoint.keep=1", "lr.learning_rate=0", "lr.min_lr=0")
     steady, broken = tmp_path / "steady", tmp_path / "broken"
     for folder in (steady, broken):
         folder.mkdir()
@@ -183,9 +183,9 @@ def test_killed_between_the_best_save_and_its_mark(lives: Lives, words: list[str
     assert saves.steps() == [7, 30]
 
 
-def test_killed_between_the_last_save_and_the_end(lives: Lives, words: list[str], whole: Run, tmp_path: Path) -> None:
+def test_killed_between_the_last_save_and_the_end(lives: Lives, args: list[str], whole: Run, tmp_path: Path) -> None:
     """All steps are done and saved, but the last eval and the samples are still to come."""
-    rarely = but(words, "checkpoint.every=0", "eval_interval=0")
+    rarely = but(args, "checkpoint.every=0", "eval_interval=0")
     assert lives.rung(*rarely, cwd=tmp_path, tear={"name": "best", "at": 1}).code == KILLED
     assert saves_of(the_run(tmp_path)).steps() == [30]
     life = lives.rung("resume", "piano/1", cwd=tmp_path)

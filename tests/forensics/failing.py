@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rung.cli.replay import put_together
+from rung.api import rebuild
 from rung.data.order import shuffled
 from rung.engine.build import Setup, restore
 from rung.engine.checkpoint import Checkpoints
@@ -72,5 +72,5 @@ def sample_of(num_micros: int, bad_micro: int) -> int:
 
 def verdict_of(run: Run, root: Path, step: int | None = None) -> Verdict:
     captured = replay.read(run, step)
-    setup = put_together(run, captured.facts[0]["dtype"], root)
+    setup = rebuild(run, captured.facts[0]["dtype"], runs=root)
     return replay.replay(setup, run, captured, lambda text: None)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from rung.config import key
 from rung.data.order import shuffled
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Recipe, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Recipe, Stream
 
 NUM_ROWS, NUM_CLASSES, WIDTH, VOCAB = 200, 5, 16, 12
 FIRST = 3  # the step from which faults of the code show
@@ -137,4 +138,4 @@ class Faulty(Recipe):
                 total = total * torch.nan
             return Loss(total, count)
 
-        return [Objective("classes", list(model.parameters()), loss)]
+        return [Objective("classes", [ParameterGroup("all", model.parameters())], loss)]

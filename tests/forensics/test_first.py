@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rung.forensics.first import Found, first_nonfinite
+from rung.forensics.first import Origin, first_nonfinite
 
 INF, NAN = float("inf"), float("nan")
 
@@ -40,7 +40,7 @@ class Middle(nn.Module):
         return self.function(x)
 
 
-def find(middle: Callable[[Tensor], Tensor], x: Tensor | None = None, recompute: bool = False) -> Found | None:
+def find(middle: Callable[[Tensor], Tensor], x: Tensor | None = None, recompute: bool = False) -> Origin | None:
     torch.manual_seed(0)
     net = Net(middle, recompute)
     batch = {"x": torch.randn(4, 4) if x is None else x}

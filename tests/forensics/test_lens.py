@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rung.engine.lens import Lens, WaryLens
+from rung.engine.op_tracer import BoundsCheck, OpTracer
 from rung.forensics.first import first_nonfinite
 from tests.forensics.vectors import Net
 
@@ -27,12 +27,12 @@ BY_NAME: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Lens, WaryLens])
+@pytest.mark.parametrize("kind", [OpTracer, BoundsCheck])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_arguments_by_name_are_seen(name: str, kind: type[Lens]) -> None:
-    with kind(nn.Identity()) as lens:
+def test_arguments_by_name_are_seen(name: str, kind: type[OpTracer]) -> None:
+    with kind(nn.Identity()) as tracer:
         BY_NAME[name]()
-    assert lens.lookups or lens.judged or lens.attended
+    assert tracer.lookups or tracer.loss_calls or tracer.attention_calls
 
 
 class Scripted(Net):
@@ -48,9 +48,9 @@ def num_hooks(net: nn.Module) -> int:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_part_is_looked_past() -> None:
     net = Scripted()
-    with Lens(net, keeps_modules=True) as lens:
+    with OpTracer(net, keeps_modules=True) as tracer:
         net(torch.zeros(2, 4))
-    assert [seen.module for seen in lens.passed] == ["b", ""]
+    assert [seen.module for seen in tracer.module_outputs] == ["b", ""]
     found = first_nonfinite(net, {}, lambda: net(torch.full((2, 4), torch.nan)).sum(), list(net.parameters()))
     assert found is not None
     assert found.module == "model"
@@ -65,7 +65,7 @@ class Stubborn(nn.Linear):
 def test_a_part_that_refuses_hooks_leaves_none_on_the_others() -> None:
     net = Net()
     net.b = Stubborn(6, 1)
-    with pytest.raises(RuntimeError, match="no hooks here"), Lens(net):
+    with pytest.raises(RuntimeError, match="no hooks here"), OpTracer(net):
         pass
     with pytest.raises(RuntimeError, match="no hooks here"):
         first_nonfinite(net, {}, lambda: torch.zeros(()), [])
@@ -74,8 +74,8 @@ def test_a_part_that_refuses_hooks_leaves_none_on_the_others() -> None:
 
 def test_a_lens_that_is_put_away_sees_no_more() -> None:
     net = Net()
-    with Lens(net) as lens:
+    with OpTracer(net) as tracer:
         pass
     out: Tensor = net(torch.zeros(2, 4))
-    assert (lens.module, num_hooks(net)) == ("", 0)
+    assert (tracer.module, num_hooks(net)) == ("", 0)
     assert out.shape == (2, 1)

@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rung.data.prefetch import Micro
 from rung.engine import capture
+from rung.engine.guarded import ObjectiveState
 from rung.engine.precision import Precision
-from rung.engine.step import Trained
+from rung.engine.prefetch import Micro
 from rung.errors import RunError
 from rung.forensics import replay
 from rung.forensics.examine import examine
 from rung.forensics.rerun import Rerun
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Stream
 from tests.forensics.failing import train, verdict_of
 from tests.forensics.test_replay import assert_sentence, call
 from tests.forensics.vectors import BAD_STEP, BATCH, Net, Rows, Vectors, bad_id
@@ -155,7 +156,7 @@ def rerun_of(net: nn.Module, x: Tensor, value: Value, others: Iterable[Tensor] =
         return Micro(places + first, Draw(0, 5, places), {"x": x})
 
     parameters = [p for p in net.parameters() if p.requires_grad]
-    trained = Trained("own", loss, parameters, [torch.optim.AdamW(parameters, lr=1e-3)])
+    trained = ObjectiveState("own", loss, parameters, [torch.optim.AdamW(parameters, lr=1e-3)])
     batches = [[micro(other, 1000 + 100 * n)] for n, other in enumerate(others)]
     return Rerun(
         net, [trained], [micro(x, 100)], Precision("float32", torch.device("cpu")), step=5,
@@ -320,7 +321,7 @@ class Writing(Vectors):
             total = (model(x)[:, 0].square() + x.abs().amax(1).exp()).sum()
             return Loss(total, torch.tensor(float(len(x))))
 
-        return [Objective("fit", list(model.parameters()), loss)]
+        return [Objective("fit", [ParameterGroup("all", model.parameters())], loss)]
 
 
 def test_a_batch_that_the_loss_wrote_into_is_gathered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

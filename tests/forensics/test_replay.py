@@ -15,17 +15,19 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from rung.cli.replay import command, put_together
-from rung.data.prefetch import Micro
+from rung.api import rebuild
+from rung.cli.replay import command
 from rung.engine import capture
+from rung.engine.guarded import ObjectiveState
 from rung.engine.precision import Precision
-from rung.engine.step import Trained
+from rung.engine.prefetch import Micro
 from rung.errors import CheckpointError, RunError, UserError
 from rung.forensics.examine import examine
 from rung.forensics.replay import replay_healthy
 from rung.forensics.rerun import Rerun
 from rung.forensics.walk import Walk
-from rung.recipe import Batch, Draw, Loss
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 from rung.runs.query import Run, open_run
 from tests.engine.test_parallel import free_port
 from tests.forensics.failing import fail, sample_of, train, verdict_of
@@ -51,7 +53,7 @@ def root_of(run: Run) -> Path:
 
 def test_fifty_healthy_steps_come_out_equal_to_the_bit(healthy: Run) -> None:
     recorded = [row for row in zip(*healthy.metrics(["loss", "norm"]).values(), strict=True) if row[2] is not None]
-    walk = Walk(put_together(healthy, "float32", root_of(healthy)), healthy)
+    walk = Walk(rebuild(healthy, "float32", runs=root_of(healthy)), healthy)
     walk.saves = type(walk.saves)(healthy.path / "none")  # from the beginning, whatever was saved
     assert walk.go_to(0) == "the beginning"
     taken = []
@@ -63,7 +65,7 @@ def test_fifty_healthy_steps_come_out_equal_to_the_bit(healthy: Run) -> None:
 
 @pytest.mark.parametrize(("step", "begun"), [(7, "the beginning"), (20, "step 20"), (39, "step 20"), (49, "step 40")])
 def test_any_step_is_replayed_from_the_last_save_before_it(healthy: Run, step: int, begun: str) -> None:
-    setup = put_together(healthy, "float32", root_of(healthy))
+    setup = rebuild(healthy, "float32", runs=root_of(healthy))
     compared = replay_healthy(setup, healthy, step, lambda text: None)
     assert compared.is_equal, compared.lines()
     assert begun in compared.begun
@@ -71,7 +73,7 @@ def test_any_step_is_replayed_from_the_last_save_before_it(healthy: Run, step: i
 
 
 def test_a_step_that_comes_out_otherwise_is_shown_with_both_numbers(healthy: Run, tmp_path: Path) -> None:
-    setup = put_together(healthy, "float32", root_of(healthy))
+    setup = rebuild(healthy, "float32", runs=root_of(healthy))
     setup.schedule = setup.schedule.__class__(**{**vars(setup.schedule), "peak": 1.0})
     compared = replay_healthy(setup, healthy, 12, lambda text: None)
     assert not compared.is_equal
@@ -95,7 +97,7 @@ def test_the_verb_shows_a_verdict(tmp_path: Path) -> None:
     first, *rest = done.stdout.splitlines()
     assert first == f"case/1  DATA  sure  step 3  micro 2  sample {sample_of(4, 2)}"
     text = "\n".join(rest)
-    for word in ("aten.mm", "faulty.py:", "not finite", "8 other batches", "mend or drop the sample"):
+    for word in ("aten.mm", "faulty.py:", "not finite", "8 other batches", "fix or drop the sample"):
         assert word in text
     assert "looking for the sample" in done.stderr
     told = json.loads(call("case/1@3", "--json", root=tmp_path).stdout)
@@ -205,7 +207,7 @@ def test_weights_that_grew_out_of_bounds_are_blamed(tmp_path: Path) -> None:
 def test_a_run_that_left_batches_out_is_replayed_past_them(tmp_path: Path) -> None:
     run = fail(tmp_path, "nan feature", 1, "float32", "guard.policy=skip", bad_micro=0)
     assert run.status == "finished"
-    compared = replay_healthy(put_together(run, "float32", tmp_path), run, 6, lambda text: None)
+    compared = replay_healthy(rebuild(run, "float32", runs=tmp_path), run, 6, lambda text: None)
     assert compared.is_equal, compared.lines()
 
 
@@ -228,7 +230,7 @@ def compiled(backend: Any, bad_row: int | None = None, whole_model: bool = False
     batch = {"x": x, "token": torch.zeros(4, dtype=torch.long), "y": torch.arange(4)}
     own = torch.optim.AdamW(model.parameters(), lr=1e-3)
     whole = loss if whole_model else torch.compile(loss, backend=backend)
-    trained = Trained("own", whole, list(model.parameters()), [own], eager=loss)
+    trained = ObjectiveState("own", whole, list(model.parameters()), [own], eager=loss)
     return Rerun(
         model, [trained], [Micro(ids, Draw(0, 5, np.arange(4)), batch)], Precision("float32", torch.device("cpu")),
         nominal=4.0, step=5, is_compiled=True,

@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from rung.data.prefetch import Micro
+from rung.engine.guarded import ObjectiveState
 from rung.engine.precision import Precision
-from rung.engine.step import Trained
+from rung.engine.prefetch import Micro
 from rung.forensics.examine import examine
 from rung.forensics.rerun import Rerun
 from rung.forensics.verdict import Verdict
-from rung.recipe import Batch, Draw, Loss
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 from tests.forensics.failing import fail, sample_of, verdict_of
 from tests.forensics.faulty import FIRST, Faulty
 
@@ -112,7 +113,7 @@ def half(scale: float = 1.0, num_micros: int = 1, **options: float) -> Rerun:
     ids = np.arange(4)
     micros = [Micro(ids, Draw(0, 5, ids), {"ids": torch.arange(4)})] * num_micros
     own = torch.optim.AdamW(model.parameters(), foreach=False, **options)  # type: ignore[arg-type]
-    trained = Trained("own", loss, list(model.parameters()), [own])
+    trained = ObjectiveState("own", loss, list(model.parameters()), [own])
     return Rerun(model, [trained], micros, Precision("float32", torch.device("cpu")), step=5)
 
 

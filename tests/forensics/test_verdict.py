@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from rung.forensics.autopsy import Autopsy
-from rung.forensics.first import Found
+from rung.forensics.first import Origin
 from rung.forensics.rerun import Broken, Try
 from rung.forensics.verdict import ORIGINS, Answers, judge
 
@@ -57,7 +57,7 @@ def test_what_could_not_be_asked_lowers_the_confidence() -> None:
 
 
 def test_bad_weights_come_before_everything_else() -> None:
-    a = answers(bad_weights=["w"], others=(0, 8), older=("0", YES), found=Found(given="x"))
+    a = answers(bad_weights=["w"], others=(0, 8), older=("0", YES), found=Origin(given="x"))
     assert judge(a).origin == "WEIGHTS"
     a.broken = Broken(3, "steps 0 to 3", ["w"], True, Autopsy("w", "eps", "eps is 0"))
     assert (judge(a).origin, judge(a).step) == ("OPTIMIZER", 3)
@@ -67,7 +67,7 @@ def test_bad_weights_come_before_everything_else() -> None:
 
 def test_data_that_is_bad_in_every_batch_is_still_data() -> None:
     """Small sets have the bad row in each of their batches."""
-    assert judge(answers(found=Found("aten.mm", given="x"), others=(8, 8), older=("0", YES))).origin == "DATA"
+    assert judge(answers(found=Origin("aten.mm", given="x"), others=(8, 8), older=("0", YES))).origin == "DATA"
 
 
 def test_an_error_whatever_comes_is_the_models_own() -> None:
@@ -101,7 +101,7 @@ def test_there_is_always_one_verdict_and_a_report(
     failed = Try(place, 0, "o", "ValueError: x" if place == "error" else "") if place else None
     a = answers(
         failed=failed, num_failed=2 if place else 0, ladder=ladder, others=others, older=older, dtype=dtype,
-        bad_weights=bad_weights, bad_state=bad_state, found=Found("aten.x", given=given_as), device=device,
+        bad_weights=bad_weights, bad_state=bad_state, found=Origin("aten.x", given=given_as), device=device,
         is_empty=is_empty,
     )  # fmt: skip
     verdict = judge(a)

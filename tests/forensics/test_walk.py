@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rung.cli.replay import put_together
+from rung.api import rebuild
 from rung.engine.checkpoint import Checkpoints
-from rung.errors import UserError
 from rung.forensics.walk import Detours, Walk
-from rung.recipe import Batch, Draw, Loss, Objective
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective, ParameterGroup, Pretrained
 from rung.runs.query import Run
+from tests.errors import raises_code
 from tests.forensics.failing import go_on, train, verdict_of
 from tests.forensics.vectors import BAD_STEP, BATCH, Vectors, bad_id
 
@@ -26,7 +27,7 @@ ALL = (f"data.batch_size={BATCH}", "checkpoint.every=2", "checkpoint.keep=0", "b
 def assert_repeats(run: Run, root: Path) -> None:
     """Every step that counts, from the beginning, and from each save as often as one likes."""
     recorded = {s: row for s, *row in zip(*run.metrics(["loss", "norm"]).values(), strict=True) if row[1] is not None}
-    walk = Walk(put_together(run, "float32", root), run)
+    walk = Walk(rebuild(run, "float32", runs=root), run)
     saves, walk.saves = walk.saves, type(walk.saves)(run.path / "none")
     starts = [0]
     while starts:
@@ -108,7 +109,7 @@ class OfHuge(Vectors):
             pull = -1.0 if draw.step <= 3 else 1.0
             return Loss(model(batch["x"], pull), torch.tensor(float(len(batch["x"]))))
 
-        return [Objective("weight", [model.weight], loss)]
+        return [Objective("weight", [ParameterGroup("all", [model.weight])], loss)]
 
 
 def test_an_update_that_was_undone_is_left_out_again(tmp_path: Path) -> None:
@@ -122,10 +123,10 @@ def test_an_update_that_was_undone_is_left_out_again(tmp_path: Path) -> None:
     assert_repeats(run, tmp_path)
 
 
-class Adopting(Vectors):
+class Adopting(Vectors, Pretrained):
     """Begins with the first layer of others; the second keeps the draw of the seed."""
 
-    def adopt(self, model: nn.Module, source: Path) -> str:
+    def load_pretrained(self, model: nn.Module, source: Path) -> str:
         model.load_state_dict(torch.load(source, weights_only=True), strict=False)
         return f"weights of {source}"
 
@@ -139,7 +140,7 @@ def test_a_run_that_began_with_weights_of_others_begins_with_them_again(tmp_path
     file = others(tmp_path / "theirs.pt", 0.5)
     run = train(Adopting, tmp_path, ALL[0], "checkpoint.every=2", "checkpoint.keep=0", f"init_from={file}")
     assert_repeats(run, tmp_path)
-    walk = Walk(put_together(run, "float32", tmp_path), run)
+    walk = Walk(rebuild(run, "float32", runs=tmp_path), run)
     walk.go_to(4)
     before = {name: tensor.clone() for name, tensor in walk.setup.state.model.state_dict().items()}
     begun = walk.initial()
@@ -156,9 +157,9 @@ def test_other_weights_in_their_place_are_not_taken_for_them(is_there: bool, tmp
     file.unlink()
     if is_there:
         others(file, 0.25)
-    walk = Walk(put_together(run, "float32", tmp_path), run)
+    walk = Walk(rebuild(run, "float32", runs=tmp_path), run)
     assert walk.initial() is None
-    with pytest.raises(UserError, match=r"theirs\.pt\) are gone or are other ones now"):
+    with raises_code("no-checkpoint"):
         walk.go_to(1)
     assert walk.go_to(3) == "the save of step 2"
 
@@ -171,7 +172,7 @@ def test_a_run_that_began_with_a_save_of_another_finds_that_very_save(tmp_path: 
     saves.mark_best(6)  # it has gone on, and has become better
     assert_repeats(run, tmp_path)
     shutil.rmtree(saves.at(2))
-    assert Walk(put_together(run, "float32", tmp_path), run).initial() is None
+    assert Walk(rebuild(run, "float32", runs=tmp_path), run).initial() is None
 
 
 def event(kind: str, step: int, **fields: Any) -> Mapping[str, Any]:

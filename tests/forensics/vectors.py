@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rung.config import key
 from rung.data.order import shuffled
-from rung.recipe import Arrays, Batch, Draw, Loss, Objective, Recipe, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Batch, Loss, Objective, ParameterGroup, Recipe, Stream
 
 NUM_ROWS, BATCH = 512, 8
 BAD_STEP, BAD_PLACE = 3, 5  # where the bad row comes
@@ -66,4 +67,4 @@ class Vectors(Recipe):
         def loss(batch: Batch, draw: Draw) -> Loss:
             return Loss((model(batch["x"])[:, 0] - 1.0).square().sum(), torch.tensor(float(len(batch["x"]))))
 
-        return [Objective("fit", list(model.parameters()), loss)]
+        return [Objective("fit", [ParameterGroup("all", model.parameters())], loss)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rung.nn.init import Projection, Table, initialise, std_of
+from rung.nn.init import Embedding, Projection, initialise, std_of
 from rung.nn.losses import cross_entropy_sums
 from rung.nn.shape import INITS, Shape
 from rung.nn.transformer import Transformer
@@ -109,7 +109,7 @@ def test_the_order_of_construction_does_not_matter() -> None:
     def pair(first: str, second: str) -> dict[str, torch.Tensor]:
         modules = torch.nn.ModuleDict()
         for name in (first, second):
-            modules[name] = Projection(8, (8,), bias=True) if name == "line" else Table(8, 8)
+            modules[name] = Projection(8, (8,), bias=True) if name == "line" else Embedding(8, 8)
         initialise(modules, "xavier", 1, seed=4)
         return modules.state_dict()
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rung.remote.manifest import Entry
+from rung.remote.manifest import FileEntry
 from rung.remote.snapshot import Snapshot
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
@@ -20,7 +20,7 @@ def tree(folder: Path, files: Mapping[str, bytes], name: str = "tunes", uid: str
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-        entries.append(Entry(path, len(data), hashlib.sha256(data).hexdigest()))
+        entries.append(FileEntry(path, len(data), hashlib.sha256(data).hexdigest()))
     uid = uid or hashlib.sha256(repr(sorted((e.path, e.sha256) for e in entries)).encode()).hexdigest()[:16]
     return Snapshot("data", name, uid, tuple(entries), {entry.path: folder / entry.path for entry in entries})
 

@@ -74,7 +74,7 @@ class Asked:
 @dataclass
 class Proxy:
     """Stands before a server. `fault` says what happens to a request: None, "500", "403", "cut" (nothing gets through),
-    "lost" (it is obeyed, and the answer never comes) or "half" (the answer breaks off). `before` is told of each."""
+    "lost" (it is obeyed, and the answer never comes) or "half" (the answer breaks off). `before` sees each."""
 
     address: str
     upstream: str
@@ -162,7 +162,7 @@ def _handler(state: Proxy) -> type[http.server.BaseHTTPRequestHandler]:
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
 
-        def log_message(self, *told: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     return Handler

@@ -79,7 +79,7 @@ def test_a_server_that_goes_away_leaves_the_old_item_whole(
     between: Proxy, server: str, s3: str, tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the n-th request on nothing gets through any more."""
-    from rung.remote.push import How
+    from rung.remote.push import PushOptions
 
     push(Bucket(s3), tree(tmp_path / "old", {"a.bin": b"old", "b.bin": b"both"}))
     monkeypatch.setattr(module, "ATTEMPTS", 1)
@@ -88,7 +88,7 @@ def test_a_server_that_goes_away_leaves_the_old_item_whole(
     new = {"a.bin": b"new", "b.bin": b"both", "c.bin": b"c"}
     is_done = False
     with contextlib.suppress(RemoteError):
-        push(Bucket(s3), tree(tmp_path / "new", new), How(is_forced=True))
+        push(Bucket(s3), tree(tmp_path / "new", new), PushOptions(is_forced=True))
         is_done = True
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     pull_data(Bucket(s3), "tunes", tmp_path / "back")

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket, RemoteError
-from rung.remote.manifest import Entry, check_item, read_manifest
+from rung.remote.bucket import Bucket
+from rung.remote.manifest import FileEntry, check_item, read_manifest
 from rung.remote.pull import pull_data
 from rung.remote.push import push
+from tests.errors import raises_code
 from tests.remote.items import tree
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=80).filter(
@@ -25,7 +26,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 
 @given(st.lists(NAMES, min_size=1, max_size=4))
 def test_a_key_is_plain_ascii_whatever_the_path(parts: list[str]) -> None:
-    key = Entry("/".join(parts), 1, "0" * 64).key
+    key = FileEntry("/".join(parts), 1, "0" * 64).key
     assert key.isascii()
     assert key.isprintable()
     assert all(part not in ("", ".", "..") and len(part) < 240 for part in key.split("/"))
@@ -34,11 +35,11 @@ def test_a_key_is_plain_ascii_whatever_the_path(parts: list[str]) -> None:
 
 @given(st.lists(NAMES, min_size=2, max_size=2, unique=True))
 def test_two_paths_have_two_keys(paths: list[str]) -> None:
-    assert Entry(paths[0], 1, "0" * 64).key != Entry(paths[1], 1, "0" * 64).key
+    assert FileEntry(paths[0], 1, "0" * 64).key != FileEntry(paths[1], 1, "0" * 64).key
 
 
 def changed(manifest: dict[str, Any], path: str) -> dict[str, Any]:
-    entry = Entry(path, manifest["files"][0]["bytes"], manifest["files"][0]["sha256"])
+    entry = FileEntry(path, manifest["files"][0]["bytes"], manifest["files"][0]["sha256"])
     manifest["files"][0].update(path=path, key=entry.key)
     return manifest
 
@@ -49,7 +50,7 @@ def test_no_path_leads_out_of_the_item(path: str, tmp_path: Path) -> None:
     push(bucket, tree(tmp_path / "here", {"a.bin": b"abc"}))
     file = tmp_path / "there/data/tunes/manifest.json"
     file.write_text(json.dumps(changed(json.loads(file.read_text()), path)))
-    with pytest.raises(RemoteError, match="damaged"):
+    with raises_code("item-damaged"):
         pull_data(bucket, "tunes", tmp_path / "deep/er/tunes")
     assert not list(tmp_path.rglob("escaped*"))
     assert not (tmp_path / "deep").exists()
@@ -83,21 +84,22 @@ def test_an_odd_manifest_is_one_sentence(change: Any, tmp_path: Path) -> None:
     push(bucket, tree(tmp_path / "here", {"a.bin": b"abc"}))
     file = tmp_path / "there/data/tunes/manifest.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read_manifest(bucket, "data", "tunes")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_force_pushes_over_a_damaged_manifest(tmp_path: Path) -> None:
-    from rung.remote.push import How
+    from rung.remote.push import PushOptions
 
     bucket = Bucket(str(tmp_path / "there"), is_new=True)
     snapshot = tree(tmp_path / "here", {"a.bin": b"abc"})
     push(bucket, snapshot)
     (tmp_path / "there/data/tunes/manifest.json").write_text("not json")
-    with pytest.raises(RemoteError, match="--force"):
+    with raises_code("item-damaged") as caught:
         push(bucket, snapshot)
-    push(bucket, snapshot, How(is_forced=True))
+    assert "--force" in str(caught.value)
+    push(bucket, snapshot, PushOptions(is_forced=True))
     assert pull_data(bucket, "tunes", tmp_path / "again").what == "new"
 
 
@@ -106,5 +108,5 @@ def test_force_pushes_over_a_damaged_manifest(tmp_path: Path) -> None:
     [("run", "piano"), ("run", "piano/0"), ("run", "piano/x"), ("run", "../x/1"), ("data", "a/b"), ("data", "..")],
 )
 def test_a_name_that_is_none(kind: str, name: str) -> None:
-    with pytest.raises(UserError):
+    with raises_code("bad-name"):
         check_item(kind, name)

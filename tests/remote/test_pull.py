@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from rung.errors import RunError, UserError
-from rung.remote import parcel as module
 from rung.remote import pull as pulls
-from rung.remote.bucket import Bucket, RemoteError
-from rung.remote.parcel import Wish
-from rung.remote.pull import pull_data, pull_run
-from rung.remote.push import How, push, push_run
-from rung.runs.house.trash import bring_back
+from rung.remote.bucket import Bucket
+from rung.remote.manifest import Manifest
+from rung.remote.pull import PullOptions, pull_data, pull_run
+from rung.remote.push import PushOptions, push, push_run
+from rung.runs.maintenance.trash import restore
 from rung.runs.query import list_runs, open_run
 from rung.runs.record import Record, amend, append_event
+from tests.errors import raises_code
 from tests.remote.items import contents, finished, save, start, steps, tree
 from tests.remote.servers import Asked, Proxy
 
@@ -57,11 +56,11 @@ def test_a_damaged_file_is_found_and_nothing_lands(place: str, tmp_path: Path) -
     key, size = next((k, s) for k, s in bucket.sizes("runs").items() if "config.yaml" in k)
     for damage in (b"q" * size, b"short", b"q" * (size + 9), b""):
         bucket.send(key, lambda damage=damage: iter([damage]), len(damage))  # type: ignore[misc]
-        with pytest.raises(RemoteError, match=r"is damaged.*nothing was brought"):
+        with raises_code("item-damaged"):
             pull_run(bucket, "piano/1", tmp_path / "back")
         assert list_runs(tmp_path / "back") == []
         assert not (tmp_path / "back/piano/1").exists()
-    push_run(bucket, tmp_path / "ours/piano/1", "all", how=How(is_verified=True))
+    push_run(bucket, tmp_path / "ours/piano/1", "all", options=PushOptions(is_verified=True))
     pull_run(bucket, "piano/1", tmp_path / "back")
     assert not leftovers(tmp_path / "back")
 
@@ -69,7 +68,7 @@ def test_a_damaged_file_is_found_and_nothing_lands(place: str, tmp_path: Path) -
 def test_a_missing_file_is_found_and_nothing_lands(place: str, tmp_path: Path) -> None:
     bucket = pushed(place, tmp_path / "ours")
     bucket.delete([next(key for key in bucket.sizes("runs") if "optimizer.pt" in key)])
-    with pytest.raises(RemoteError, match="is missing there"):
+    with raises_code("item-damaged"):
         pull_run(bucket, "piano/1", tmp_path / "back")
     assert not (tmp_path / "back/piano/1").exists()
 
@@ -86,7 +85,7 @@ def test_a_pull_goes_on_where_it_was(between: Proxy, s3: str, tmp_path: Path) ->
         return None
 
     between.fault = fault
-    with pytest.raises(RemoteError, match="credentials"):
+    with raises_code("no-permission"):
         pull_data(Bucket(s3), "tunes", tmp_path / "back")
     assert not (tmp_path / "back").exists()
     between.fault = lambda asked: None
@@ -136,7 +135,7 @@ def test_a_kill_between_the_two_renames_is_mended(place: str, tmp_path: Path, mo
         rename(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "rename", killed)
+        patch.setattr(os, "rename", killed)
         with pytest.raises(Killed):
             pull_run(bucket, "piano/1", root)
     assert not (root / "piano/1").exists()
@@ -150,23 +149,25 @@ def test_another_run_of_the_same_number_is_left_alone(place: str, tmp_path: Path
     bucket, root = pushed(place, tmp_path / "theirs"), tmp_path / "ours"
     mine = finished(root)
     before = contents(mine.path)
-    with pytest.raises(RunError, match="--as piano"):
+    with raises_code("run-exists") as caught:
         pull_run(bucket, "piano/1", root)
-    done = pull_run(bucket, "piano/1", root, Wish(experiment="piano"))
+    assert "`--as piano`" in str(caught.value)
+    done = pull_run(bucket, "piano/1", root, PullOptions(experiment="piano"))
     assert done.name == "piano/2"
     assert contents(mine.path) == before
     theirs = open_run("piano/2", root)
     assert (theirs.id, theirs.document["number"], theirs.document["formerly"]) == ("piano/2", 2, ["piano/1"])
     assert theirs.document["uid"] == open_run("piano/1", tmp_path / "theirs").document["uid"]
-    with pytest.raises(RunError, match="here already, as piano/2"):
-        pull_run(bucket, "piano/1", root, Wish(experiment="other"))
+    with raises_code("run-exists") as caught:
+        pull_run(bucket, "piano/1", root, PullOptions(experiment="other"))
+    assert "piano/2" in str(caught.value)
     assert not (root / "other").exists()
     assert start(root).id == "piano/3"
 
 
 def test_a_run_that_was_renamed_here_is_updated_under_its_name(place: str, tmp_path: Path) -> None:
     bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
-    pull_run(bucket, "piano/1", root, Wish(experiment="theirs"))
+    pull_run(bucket, "piano/1", root, PullOptions(experiment="theirs"))
     append_event(tmp_path / "ours/piano/1", "note", text="later")
     push_run(bucket, tmp_path / "ours/piano/1", "all")
     done = pull_run(bucket, "piano/1", root)
@@ -204,21 +205,21 @@ def test_what_is_later_here_is_not_overwritten(place: str, tmp_path: Path) -> No
     append_event(root / "piano/1", "note", text="only here")
     append_event(tmp_path / "ours/piano/1", "note", text="only there")
     push_run(bucket, tmp_path / "ours/piano/1", "all")
-    with pytest.raises(RunError, match="lines that piano/1 there lacks"):
+    with raises_code("run-newer"):
         pull_run(bucket, "piano/1", root)
     record = Record.reopen(root / "piano/1", command=["rung", "resume"])
     steps(record, 20, 25)
-    with pytest.raises(RunError, match="is running"):
-        pull_run(bucket, "piano/1", root, Wish(is_forced=True))
+    with raises_code("wrong-state"):
+        pull_run(bucket, "piano/1", root, PullOptions(is_forced=True))
     record.finish("stopped")
     before = contents(root / "piano/1")
-    with pytest.raises(RunError, match="is later than"):
+    with raises_code("run-newer"):
         pull_run(bucket, "piano/1", root)
     assert contents(root / "piano/1") == before
-    pull_run(bucket, "piano/1", root, Wish(is_forced=True))
+    pull_run(bucket, "piano/1", root, PullOptions(is_forced=True))
     assert open_run("piano/1", root).step == 19
     shutil.rmtree(root / "piano/1")
-    bring_back(root, ["piano/1"])  # what was given up can be had back
+    restore(root, ["piano/1"])  # what was given up can be had back
     assert open_run("piano/1", root).step == 24
 
 
@@ -231,7 +232,7 @@ def test_many_runs_are_brought_with_one_look_at_the_folder(tmp_path: Path, monke
     amend(tmp_path / "ours/violin/1", id="violin/1", experiment="violin")
     push_run(bucket, tmp_path / "ours/violin/1")
     known = pulls.runs_by_uid(root)
-    monkeypatch.setattr(pulls, "list_runs", lambda *words, **more: pytest.fail("looked again"))
+    monkeypatch.setattr(pulls, "list_runs", lambda *args, **options: pytest.fail("looked again"))
     assert pull_run(bucket, "piano/1", root, known=known).name == "piano/1"
     again = pull_run(bucket, "violin/1", root, known=known)
     assert (again.name, again.what) == ("piano/1", "updated")
@@ -240,14 +241,15 @@ def test_many_runs_are_brought_with_one_look_at_the_folder(tmp_path: Path, monke
 
 def pull_while(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, root: Path, happens: Callable[[], object]) -> None:
     """A pull that takes long enough for something to happen here."""
-    bring = pulls.bring
+    download = pulls.download
 
-    def slowly(*words: Any) -> None:
-        bring(*words)
+    def slowly(*args: Any) -> Manifest:
+        manifest = download(*args)
         happens()
+        return manifest
 
     with monkeypatch.context() as patch:
-        patch.setattr(pulls, "bring", slowly)
+        patch.setattr(pulls, "download", slowly)
         pull_run(bucket, "piano/1", root)
 
 
@@ -267,7 +269,7 @@ def test_a_run_that_is_resumed_while_it_is_brought_is_left_alone(
         if has_ended:
             records[0].finish("stopped")
 
-    with pytest.raises(RunError, match="is later than" if has_ended else "is running"):
+    with raises_code("run-newer" if has_ended else "wrong-state"):
         pull_while(monkeypatch, bucket, root, resume)
     assert open_run("piano/1", root).step == 24
     assert not records[0].path.with_name(".pull-1.old").exists()
@@ -307,7 +309,7 @@ def test_saves_of_another_future_are_set_aside(place: str, tmp_path: Path) -> No
     record = Record.reopen(tmp_path / "ours/piano/1", command=["rung", "resume", "--at", "12"])
     steps(record, 12, 14)
     record.finish("stopped")
-    push_run(bucket, record.path, how=How(is_forced=True))
+    push_run(bucket, record.path, options=PushOptions(is_forced=True))
     pull_run(bucket, "piano/1", root)
     assert 15 not in [int(name) for name in open_run("piano/1", root).checkpoints()]
     assert 11 in [int(name) for name in open_run("piano/1", root).checkpoints()]
@@ -321,9 +323,9 @@ def test_an_item_that_is_no_run_is_one_sentence_and_does_not_land(tmp_path: Path
     bucket = Bucket(str(tmp_path / "there"), is_new=True)
     files = tree(tmp_path / "odd", {"config.yaml": b"a: 1\n", **({} if text is None else {"run.json": text})})
     push(bucket, replace(files, kind="run", name="piano/1", uid="u"))
-    with pytest.raises(UserError, match="nothing was brought") as told:
+    with raises_code("run-damaged") as caught:
         pull_run(bucket, "piano/1", tmp_path / "back")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert list_runs(tmp_path / "back") == []
     assert not (tmp_path / "back/piano/1").exists()
 
@@ -340,7 +342,7 @@ def test_no_more_is_received_than_the_manifest_says(tmp_path: Path, monkeypatch:
             yield b"abc"
 
     monkeypatch.setattr(Bucket, "receive", endless)
-    with pytest.raises(RemoteError, match="is damaged"):
+    with raises_code("item-damaged"):
         pull_data(bucket, "tunes", tmp_path / "back")
     assert num_pieces == 2
 
@@ -358,7 +360,7 @@ def test_a_copy_of_a_running_run_can_be_updated(place: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(("word", "expected"), [("all", [10, 20]), ("best", [10]), ("last", [20]), ("none", [])])
 def test_which_checkpoints_come(place: str, tmp_path: Path, word: str, expected: list[int]) -> None:
     bucket = pushed(place, tmp_path / "ours")
-    pull_run(bucket, "piano/1", tmp_path / "back", Wish(word))
+    pull_run(bucket, "piano/1", tmp_path / "back", PullOptions(word))
     assert [int(name) for name in open_run("piano/1", tmp_path / "back").checkpoints()] == expected
 
 
@@ -366,15 +368,15 @@ def test_data_that_is_here_is_replaced_only_when_asked(place: str, tmp_path: Pat
     bucket = Bucket(place, is_new=True)
     push(bucket, tree(tmp_path / "here", {"a.bin": b"new"}))
     tree(tmp_path / "mine", {"thesis.tex": b"years of work"})
-    with pytest.raises(RemoteError, match="not a data set of rung and is left alone"):
-        pull_data(bucket, "tunes", tmp_path / "mine", Wish(is_forced=True))
+    with raises_code("folder-exists"):
+        pull_data(bucket, "tunes", tmp_path / "mine", PullOptions(is_forced=True))
     assert contents(tmp_path / "mine") == {"thesis.tex": b"years of work"}
     old = {"a.bin": b"old", "b.bin": b"old", "manifest.json": b"{}"}
     tree(tmp_path / "back", old)
-    with pytest.raises(RemoteError, match="--as NAME, or replace it with --force"):
+    with raises_code("data-exists"):
         pull_data(bucket, "tunes", tmp_path / "back")
     assert contents(tmp_path / "back") == old
-    pull_data(bucket, "tunes", tmp_path / "back", Wish(is_forced=True))
+    pull_data(bucket, "tunes", tmp_path / "back", PullOptions(is_forced=True))
     assert contents(tmp_path / "back") == {"a.bin": b"new"}
     assert pull_data(bucket, "tunes", tmp_path / "back").what == "unchanged"
 
@@ -382,7 +384,7 @@ def test_data_that_is_here_is_replaced_only_when_asked(place: str, tmp_path: Pat
 def test_what_is_not_there_leaves_no_trace(place: str, tmp_path: Path) -> None:
     bucket = Bucket(place, is_new=True)
     for pull in (lambda: pull_run(bucket, "piano/1", tmp_path / "x"), lambda: pull_data(bucket, "t", tmp_path / "x/t")):
-        with pytest.raises(RemoteError, match="rung ls --remote"):
+        with raises_code("no-item"):
             pull()
         assert not (tmp_path / "x").exists()
 
@@ -400,7 +402,7 @@ def test_two_pulls_at_once_are_one(between: Proxy, s3: str, tmp_path: Path) -> N
     first = threading.Thread(target=lambda: pull_data(Bucket(s3), "tunes", tmp_path / "back"))
     first.start()
     assert is_in.wait(30)
-    with pytest.raises(RunError, match="being pulled by another process"):
+    with raises_code("in-use"):
         pull_data(Bucket(s3), "tunes", tmp_path / "back")
     may_go.set()
     first.join()
@@ -429,7 +431,7 @@ def test_whoever_pulls_during_a_push_has_the_old_item_or_the_new_one(
             problems.append(error)
 
     between.before = before
-    push(Bucket(s3), tree(tmp_path / "new", new), How(is_forced=True))
+    push(Bucket(s3), tree(tmp_path / "new", new), PushOptions(is_forced=True))
     assert not problems
     assert all(found in (old, new) for found in seen)
     assert old in seen
@@ -447,7 +449,11 @@ def test_an_item_that_is_replaced_while_it_is_brought(
 
     def before(asked: Asked) -> None:
         if "/files/" in asked.path and asked.method == "GET" and is_done.acquire(blocking=False):
-            push(direct, tree(tmp_path / "new", {"a.bin": b"new", "b.bin": b"both"}, uid="u"), How(is_forced=True))
+            push(
+                direct,
+                tree(tmp_path / "new", {"a.bin": b"new", "b.bin": b"both"}, uid="u"),
+                PushOptions(is_forced=True),
+            )
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", between.address)
     between.before = before

@@ -55,7 +55,7 @@ def steps_there(place: str) -> list[int]:
 
 def test_saves_go_there_and_at_the_end_all_of_it(place: str, tmp_path: Path) -> None:
     record, uploader = following(tmp_path / "runs", place)
-    assert "after each save" in uploader.words()
+    assert "after each save" in uploader.summary_line()
     for step in (10, 20):
         steps(record, step - 10, step)
         save(record.path, step, is_best=step == 10)
@@ -64,7 +64,7 @@ def test_saves_go_there_and_at_the_end_all_of_it(place: str, tmp_path: Path) -> 
     steps(record, 20, 25)
     record.finish("finished")
     uploader.close(60)
-    assert "all of it" in uploader.words()
+    assert "all of it" in uploader.summary_line()
     assert uploader.problem is None
     pull_run(Bucket(place), "piano/1", tmp_path / "back")
     back = open_run("piano/1", tmp_path / "back")
@@ -110,10 +110,10 @@ def test_a_failure_is_an_event_and_the_next_save_tries_again(
     record.event("save", step=10)
     until(lambda: uploader.problem is not None)
     steps(record, 0, 3)  # goes on
-    told = list(open_run("piano/1", tmp_path / "runs").events("remote"))
-    assert len(told) == 1
-    assert "AWS_ACCESS_KEY_ID" in told[0]["text"]
-    assert "rung push" in uploader.words()
+    events = list(open_run("piano/1", tmp_path / "runs").events("remote"))
+    assert len(events) == 1
+    assert "AWS_ACCESS_KEY_ID" in events[0]["text"]
+    assert "rung push" in uploader.summary_line()
     between.fault = lambda asked: None
     save(record.path, 20)
     record.event("save", step=20)
@@ -121,7 +121,7 @@ def test_a_failure_is_an_event_and_the_next_save_tries_again(
     record.finish("finished")
     uploader.close(60)
     assert uploader.problem is None
-    assert "all of it" in uploader.words()
+    assert "all of it" in uploader.summary_line()
 
 
 def test_the_end_waits_only_so_long_and_says_what_completes_it(
@@ -136,9 +136,9 @@ def test_the_end_waits_only_so_long_and_says_what_completes_it(
     record.finish("finished")
     uploader.close(0.3)
     may_go.set()
-    words = uploader.words()
-    assert "not all of it was sent" in words
-    assert f"rung push {record.path} {s3}" in words
+    line = uploader.summary_line()
+    assert "not all of it was sent" in line
+    assert f"rung push {record.path} {s3}" in line
     assert any("not all of it" in event["text"] for event in open_run("piano/1", tmp_path / "runs").events("remote"))
 
 
@@ -174,10 +174,10 @@ def test_another_run_of_this_name_there_is_told_at_the_start(place: str, tmp_pat
     sender.close(60)
     record, uploader = following(tmp_path / "runs", place)
     uploader.ask()
-    assert "is another run" in uploader.words()
+    assert "is another run" in uploader.summary_line()
     record.finish("finished")
     uploader.close(60)
-    assert "is another run" in uploader.words()
+    assert "is another run" in uploader.summary_line()
 
 
 def test_a_process_ends_well_while_a_server_stands_still(between: Proxy, s3: str, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ save(record.path, 10)
 record.event("save", step=10)
 record.finish("finished")
 uploader.close(0.5)
-print(uploader.words())
+print(uploader.summary_line())
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(

@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.runs import columns
-from rung.runs.arrays import read_arrays, read_lists, read_series
-from rung.runs.columns import current, summaries
+from rung.runs.columns import current, read_arrays, read_lists, read_series, summaries
 from rung.runs.metrics import MetricsWriter, read_columns, read_rows
 
 VALUES = (
@@ -119,12 +117,12 @@ def test_a_run_that_grew_has_only_its_new_rows_read(long: None, tmp_path: Path) 
     write(tmp_path, range(10))
     first = current(tmp_path)
     text = (tmp_path / "000.ndjson").read_bytes()
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     with open(tmp_path / "000.ndjson", "ab") as file:
         file.write(text_of(10, [{"loss": 0.5, "late": 3}] * 4) + b'{"step": 99, "lo')
-    second = current(tmp_path, lambda done, total: told.append((done, total)))
+    second = current(tmp_path, lambda done, total: progress.append((done, total)))
     assert second.mark == first.mark is not None
-    assert min(done for done, _ in told) > len(text)
+    assert min(done for done, _ in progress) > len(text)
     assert second.num_rows == 14
     assert read_series(tmp_path, "late").values.tolist() == [3.0] * 4
     assert summaries(tmp_path)["late"].is_whole
@@ -192,10 +190,10 @@ def test_where_nothing_can_be_written_the_rows_are_read(
 ) -> None:
     write(tmp_path, range(10))
 
-    def refuse(*_: object, **__: object) -> Iterator[bool]:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(columns, "_locked", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     check(tmp_path)
     assert read_lists(tmp_path, ["loss"]) is None
     assert not (tmp_path / "columns").exists()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rung.errors import RunError
 from rung.runs import query
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import Record, amend
+from tests.errors import raises_code
 
 Start = Callable[..., Record]
 
@@ -38,24 +38,25 @@ def test_the_ways_to_name_a_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("ref", "words"),
+    ("ref", "hint"),
     [
-        ("pinao/2", "did you mean piano"),
-        ("zzz", "the experiments are piano, text"),
-        ("piano/9", "there is no piano/9; piano has runs 1 to 4"),
-        ("text/best", "no run of text has a finite eval loss"),
-        ("a b/..", "no run a b/.."),
+        ("pinao/2", "piano"),
+        ("zzz", "piano, text"),
+        ("piano/9", "1 to 4"),
+        ("text/best", "rung ls text"),
+        ("a b/..", ""),
     ],
 )
-def test_names_that_lead_nowhere(ref: str, words: str, root: Path) -> None:
-    with pytest.raises(RunError, match=words):
+def test_names_that_lead_nowhere(ref: str, hint: str, root: Path) -> None:
+    with raises_code("no-run") as caught:
         open_run(ref, root)
+    assert hint in str(caught.value)
 
 
 def test_a_folder_that_is_no_run(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"has no run\.json"):
+    with raises_code("no-run"):
         open_run(str(tmp_path), root)
-    with pytest.raises(RunError, match="no runs under"):
+    with raises_code("no-run"):
         open_run("piano", tmp_path / "empty")
 
 
@@ -69,8 +70,9 @@ def test_listing_is_in_order_and_names_what_it_cannot_read(root: Path) -> None:
     assert len(list_runs(root, None, problems)) == 4
     assert len(problems) == 1
     assert "newer rung" in problems[0]
-    with pytest.raises(RunError, match="did you mean text"):
+    with raises_code("no-run") as caught:
         list_runs(root, "txet")
+    assert "text" in str(caught.value)
     assert list_runs(root / "nothing") == []
 
 
@@ -121,8 +123,9 @@ def test_a_broken_event_line_is_passed_over(start: Start, tmp_path: Path) -> Non
 @pytest.mark.parametrize("field", ["id", "derived", "best", "code", "tags", "segments", "last_step"])
 def test_a_field_of_another_shape_is_a_damaged_run_and_no_traceback(root: Path, field: str) -> None:
     amend(root / "piano/1", **{field: 1.5})
-    with pytest.raises(RunError, match=f"damaged: {field} is float"):
+    with raises_code("run-damaged") as caught:
         open_run("piano/1", root)
+    assert field in str(caught.value)
     problems: list[str] = []
     assert len(list_runs(root, "piano", problems)) == 3
     assert len(problems) == 1

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from rung.errors import RunError, UserError
+from rung.errors import UserError
 from rung.runs import record as record_module
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, amend
+from tests.errors import raises_code
 
 Start = Callable[..., Record]
 
@@ -110,7 +111,7 @@ def test_numbers_are_never_given_again(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a b", "a.lock", "a..b", "ü", "x" * 101, "a\n"])
 def test_names_that_cannot_be_used(name: str, start: Start, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot name an experiment"):
+    with raises_code("bad-name"):
         start(name)
     assert not (tmp_path / "runs").exists()
 
@@ -128,7 +129,7 @@ def test_a_refused_start_leaves_nothing(
         real(a, b)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(UserError, match="cannot write a run under") as caught:
+    with pytest.raises(UserError) as caught:
         start()
     assert os.strerror(code).lower() in str(caught.value)
     assert str(caught.value).count("\n") == 0
@@ -143,7 +144,7 @@ def test_a_refused_start_leaves_nothing(
 
 def test_a_root_that_is_a_file(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="not a directory"):
+    with raises_code("bad-folder"):
         start(root=tmp_path / "file" / "runs")
 
 
@@ -155,8 +156,9 @@ def test_a_full_disk_while_running_keeps_the_old_run_json(start: Start, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"run\.json: no space left"):
+    with raises_code("disk-full") as caught:
         record.update(best={"loss": 1.0})
+    assert "run.json" in str(caught.value)
     assert (record.path / "run.json").read_bytes() == before
     assert sorted(p.name for p in record.path.iterdir() if p.name.startswith(".")) == []
 
@@ -180,9 +182,9 @@ def test_reopen_continues_in_a_new_segment(start: Start, tmp_path: Path) -> None
     assert (run.path / "env.1.json").exists()
     assert run.document["command"] == ["rung", "train", "piano"]
     assert run.document["segments"][1]["command"] == ["rung", "resume", "piano/1"]
-    with pytest.raises(RunError, match="piano/1 is still running"):
+    with raises_code("wrong-state"):
         Record.reopen(record.path, command=[])
-    with pytest.raises(RunError, match="not a run"):
+    with raises_code("no-run"):
         Record.reopen(tmp_path / "nowhere", command=[])
 
 
@@ -224,8 +226,8 @@ def test_nothing_here_imports_torch_or_numpy() -> None:
 def test_a_run_of_a_newer_rung_is_refused_in_words(start: Start, tmp_path: Path) -> None:
     record = start()
     amend(record.path, schema=99)
-    with pytest.raises(RunError, match=r"written by a newer rung \(schema 99"):
+    with raises_code("version-mismatch"):
         open_run("piano/1", tmp_path / "runs")
     (record.path / "run.json").write_text('{"schema"')
-    with pytest.raises(RunError, match="is damaged"):
+    with raises_code("run-damaged"):
         Run(record.path, record_module.read_document(record.path))

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rung.errors import RunError
 from rung.runs.process import HEARTBEAT, this_process
 from rung.runs.query import Run, open_run
 from rung.runs.record import STATUSES, Record, amend, read_document
+from tests.errors import raises_code
 
 Start = Callable[..., Record]
 CHILD = """
@@ -52,7 +52,7 @@ def test_a_real_process_runs_then_vanishes(child: subprocess.Popen[str], tmp_pat
     assert run.status == "running"
     assert run.step == 0
     assert str(child.pid) in run.status_text
-    with pytest.raises(RunError, match="still running"):
+    with raises_code("wrong-state"):
         Record.reopen(path, command=[])
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead and not yet reaped: a zombie does not run
@@ -97,7 +97,7 @@ def test_another_boot_of_this_machine(start: Start) -> None:
 @pytest.mark.parametrize("fields", [{"host": "gpu7"}, {"namespace": "pid:[1]"}])
 def test_other_machines_are_judged_by_their_heartbeat(fields: dict[str, str], start: Start) -> None:
     assert elsewhere(start(), 5, **fields).status == "running"
-    with pytest.raises(RunError, match="still running"):
+    with raises_code("wrong-state"):
         Record.reopen(elsewhere(start(), 5, **fields).path, command=[])
     run = elsewhere(start(), 3 * 3600 + 60, **fields)
     assert run.status == "silent"

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from torch import nn
 
-from rung.recipe import Batch, Draw, Loss, Objective
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Objective
 from rung.sweep.plan import keep, read_plan
 from rung.sweep.space import Sweep
 from tests.cases.tiny import Tiny
@@ -25,7 +26,7 @@ WORDS = {
     "system.device": "cpu", "system.threads": 1, "system.data_workers": 0, "data.batch_size": 4,
     "optimizer.max_iters": STEPS, "lr.learning_rate": 0.01, "lr.warmup_iters": 2, "eval_interval": 100,
     "checkpoint.every": 5, "checkpoint.best": False, "model.width": 8, "model.layers": 1, "num_rows": 64,
-    "num_eval": 16, "signals.layers_every": 0, "signals.look_every": 0,
+    "num_eval": 16, "signals.layers_every": 0, "signals.activation_stats_every": 0,
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ class Held(Tiny):
                 time.sleep(0.05)
             return inner.loss(batch, draw)
 
-        return [Objective(inner.name, inner.parameters, held)]
+        return [Objective(inner.name, inner.groups, held)]
 
 
 def _is_to_stop() -> bool:

@@ -24,7 +24,7 @@ TINY = {
     "system.device": "cpu", "system.threads": 1, "system.data_workers": 0, "data.batch_size": 4,
     "optimizer.max_iters": 20, "lr.learning_rate": 1e-2, "lr.warmup_iters": 2, "eval_interval": 5,
     "checkpoint.every": 5, "checkpoint.best": False, "model.width": 8, "model.layers": 1, "num_rows": 64,
-    "num_eval": 16, "signals.layers_every": 0, "signals.look_every": 0, "signals.probes": False,
+    "num_eval": 16, "signals.layers_every": 0, "signals.activation_stats_every": 0, "signals.probes": False,
 }  # fmt: skip
 
 REASON = "RuntimeError: broken \x1b[31m as told"

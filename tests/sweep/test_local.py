@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from rung.errors import ConfigError
 from rung.runs.process import start_time
 from rung.sweep import state
 from rung.sweep.launch import launcher_of, local
-from rung.sweep.launch.local import Local
+from rung.sweep.launch.local import LocalLauncher
 from rung.sweep.plan import load
 from rung.sweep.space import Point, Sweep
+from tests.errors import raises_code
 from tests.sweep.made import made_sweep, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ from tests.sweep import test_local
 test_local.local.command_of = test_local.stand_in
 sweep = load(Path(sys.argv[1]))
 try:
-    test_local.Local.of(sweep).run(sweep, sweep.points, lambda *told: print(*told, flush=True))
+    test_local.LocalLauncher.of(sweep).run(sweep, sweep.points, lambda *told: print(*told, flush=True))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -88,7 +88,7 @@ def run(sweep: Sweep) -> list[tuple[int, str]]:
     """Seed and state of all that was told, in order."""
     told: list[tuple[int, str]] = []
     seeds = {one.key: one.varies["seed"] for one in sweep.points}
-    Local.of(sweep).run(sweep, sweep.points, lambda key, word, where: told.append((seeds[key], word)))
+    LocalLauncher.of(sweep).run(sweep, sweep.points, lambda key, word, where: told.append((seeds[key], word)))
     return told
 
 
@@ -111,9 +111,9 @@ def test_each_gpu_has_one_point_at_a_time(folder: Path) -> None:
     run(sweep)
     used = [one["env"]["CUDA_VISIBLE_DEVICES"] for one in seen() if one.get("begin")]
     assert set(used) == {"0", "3"}
-    assert [slot.env["CUDA_VISIBLE_DEVICES"] for slot in Local.of(sweep).slots] == ["0", "3"]
+    assert [slot.env["CUDA_VISIBLE_DEVICES"] for slot in LocalLauncher.of(sweep).slots] == ["0", "3"]
     pairs = made_sweep(folder / "more", ranks=2, launch={"gpus": [0, 1, 2, 3, 4]})
-    assert [slot.env["CUDA_VISIBLE_DEVICES"] for slot in Local.of(pairs).slots] == ["0,1", "2,3"]
+    assert [slot.env["CUDA_VISIBLE_DEVICES"] for slot in LocalLauncher.of(pairs).slots] == ["0,1", "2,3"]
 
 
 def test_slots_are_as_many_as_the_machine_has_room_for(tmp_path: Path) -> None:
@@ -121,22 +121,22 @@ def test_slots_are_as_many_as_the_machine_has_room_for(tmp_path: Path) -> None:
     for launch, ranks, expected in (({}, 1, num_cores), ({"threads": num_cores}, 1, 1), ({"threads": 4096}, 1, 1),
                                     ({"slots": "auto"}, num_cores, 1), ({"slots": 7}, 1, 7)):  # fmt: skip
         sweep = made_sweep(tmp_path / "runs", launch=launch, ranks=ranks)
-        assert len(Local.of(sweep).slots) == expected
+        assert len(LocalLauncher.of(sweep).slots) == expected
 
 
 @pytest.mark.parametrize("launch", [{"slots": 0}, {"slots": "many"}, {"threads": True}, {"gpus": 2}, {"gpus": [0, 0]},
                                     {"gpus": [[]]}])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, launch: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="launch: "):
-        Local.of(made_sweep(tmp_path / "runs", launch=launch))
-    with pytest.raises(ConfigError, match="ranks=3 needs as many GPUs"):
-        Local.of(made_sweep(tmp_path / "runs", launch={"gpus": [0, 1]}, ranks=3))
+    with raises_code("bad-value"):
+        LocalLauncher.of(made_sweep(tmp_path / "runs", launch=launch))
+    with raises_code("too-few"):
+        LocalLauncher.of(made_sweep(tmp_path / "runs", launch={"gpus": [0, 1]}, ranks=3))
 
 
 def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
     sweep = made_sweep(tmp_path / "runs")
-    assert isinstance(launcher_of(sweep, None), Local)
-    with pytest.raises(Exception, match="is no place to run a sweep on"):
+    assert isinstance(launcher_of(sweep, None), LocalLauncher)
+    with raises_code("bad-launcher"):
         launcher_of(sweep, "the moon")
 
 
@@ -187,8 +187,8 @@ class Listening:
 def test_only_a_second_ctrl_c_keeps_trainings_from_saving(tmp_path: Path) -> None:
     """A terminal that closes says so more than once, and cannot be written to any more."""
     sweep, child = made_sweep(tmp_path / "runs"), Listening()
-    work = local._Work(sweep, lambda *told: None, [], [])
-    work.going.append(local.Going(sweep.points[0], local.Slot("slot 0", {}), child))  # type: ignore[arg-type]
+    work = local._Scheduler(sweep, lambda *told: None, [], [])
+    work.going.append(local.RunningPoint(sweep.points[0], local.Slot("slot 0", {}), child))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local.os, "write", lambda fd, data: os.close(-1))
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
@@ -234,7 +234,7 @@ def test_a_point_that_another_process_works_on_is_left_to_it(folder: Path) -> No
         if (key, word) == (sweep.points[1].key, "finished"):
             other.terminate()  # then what it left is gone on with
 
-    Local.of(sweep).run(load(sweep.folder), sweep.points, hear)
+    LocalLauncher.of(sweep).run(load(sweep.folder), sweep.points, hear)
     other.wait()
     assert begun() == [0, 1, 0]
     assert told[0] == (sweep.points[0].key, "running")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rung.sweep.emit import kubernetes, skypilot
 from rung.sweep.launch import launcher_of, ray, slurm
-from rung.sweep.launch.local import Local
+from rung.sweep.launch.local import LocalLauncher
 from rung.sweep.plan import LAUNCH
 from rung.sweep.space import Sweep
 from tests.sweep.made import made_sweep
@@ -30,7 +30,7 @@ def test_the_options_of_a_launcher_are_those_that_are_read(tmp_path: Path) -> No
     options = Noting(on="ray", image="lab/rung:1")
     sweep: Sweep = dataclasses.replace(made_sweep(tmp_path / "runs"), launch=options)
     launcher_of(sweep, None)
-    Local.of(sweep)
+    LocalLauncher.of(sweep)
     ray._resources(sweep)
     slurm._parameters(sweep)
     kubernetes(sweep, sweep.points)

@@ -15,7 +15,7 @@ from rung.runs.process import start_time
 from rung.runs.query import Run
 from rung.sweep import point as point_module
 from rung.sweep import state
-from rung.sweep.point import FAILED, FINISHED, STOPPED, Ended, Step, command_of, log_of, next_step, run_point
+from rung.sweep.point import FAILED, FINISHED, STOPPED, PointResult, Step, command_of, log_of, next_step, run_point
 from rung.sweep.space import Sweep
 from tests.sweep import made
 from tests.sweep.made import made_run, made_sweep, wait_for
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def carried_out(sweep: Sweep, *ends: str) -> Ended:
+def carried_out(sweep: Sweep, *ends: str) -> PointResult:
     Path("ends").write_text(" ".join(ends))
     return run_point(sweep.folder, "0")
 
@@ -227,7 +227,7 @@ def test_one_that_lost_its_claim_leaves_no_rank_behind(folder: Path, monkeypatch
     monkeypatch.setattr(state, "BEAT_S", 0.0)
     monkeypatch.setattr(state.Claim, "beat", lambda self: not Path("rank").exists())
     command = [sys.executable, "-c", RANKS]
-    assert point_module.follow(command, folder / "log", point_module.Wish(sweep), claim) == point_module.LOST
+    assert point_module.follow(command, folder / "log", point_module.StopRequest(sweep), claim) == point_module.LOST
     wait_for(lambda: start_time(int(Path("rank").read_text())) is None)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from rung.errors import ConfigError, RunError, UserError
+from rung.errors import RunError
 from rung.sweep.launch import child
 from rung.sweep.launch import ray as on_ray
-from rung.sweep.launch.ray import OnRay
+from rung.sweep.launch.ray import RayLauncher
 from rung.sweep.state import ask_to_stop
+from tests.errors import raises_code
 from tests.sweep import made
 from tests.sweep.held import GO, STEPS, planned
 from tests.sweep.made import Heard, all_saved, made_sweep, num_segments, runs_of, wait_for
@@ -83,7 +84,7 @@ def test_a_sweep_stops_when_told_and_goes_on(folder: Path, cluster: Any) -> None
 
     interrupted = Interrupting()
     with pytest.raises(KeyboardInterrupt):
-        OnRay(cluster.address).run(sweep, sweep.points, interrupted)
+        RayLauncher(cluster.address).run(sweep, sweep.points, interrupted)
     assert interrupted.last() == {point.key: "stopped"}
     assert [(run.status, num_segments(run)) for run in runs_of(sweep)] == [("stopped", 1)]
 
@@ -95,7 +96,7 @@ def test_a_sweep_stops_when_told_and_goes_on(folder: Path, cluster: Any) -> None
                 ask_to_stop(sweep)
 
     told = Wishing()
-    OnRay(cluster.address).run(sweep, sweep.points, told)
+    RayLauncher(cluster.address).run(sweep, sweep.points, told)
     assert told.last() == {point.key: "stopped"}
     assert len(told.keys("waiting")) == 1  # it was not placed again
     assert [(run.status, num_segments(run)) for run in runs_of(sweep)] == [("stopped", 2)]
@@ -105,8 +106,8 @@ def test_a_node_that_does_not_see_the_sweep_says_so(folder: Path, cluster: Any) 
     sweep = made_sweep(folder / "runs", [0, 1])
     (sweep.folder / "sweep.json").unlink()
     heard = Heard()
-    with pytest.raises(RunError, match=r"node \S+ does not see .*sweep.json: the runs folder, .* all nodes share"):
-        OnRay(cluster.address).run(sweep, sweep.points, heard)
+    with pytest.raises(RunError, match=r"sweep\.json"):
+        RayLauncher(cluster.address).run(sweep, sweep.points, heard)
 
 
 def test_points_of_a_lost_node_go_on_elsewhere(real: Path, cluster: Any) -> None:
@@ -124,7 +125,7 @@ def test_points_of_a_lost_node_go_on_elsewhere(real: Path, cluster: Any) -> None
 
     other = threading.Thread(target=lose_a_node, daemon=True)
     other.start()
-    OnRay(cluster.address).run(sweep, sweep.points, heard)
+    RayLauncher(cluster.address).run(sweep, sweep.points, heard)
     other.join()
     assert not faults
     assert heard.last() == {point.key: "finished" for point in sweep.points}
@@ -143,26 +144,19 @@ def test_points_of_a_lost_node_go_on_elsewhere(real: Path, cluster: Any) -> None
 def test_what_no_node_has_is_said() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 4.0, "GPU": 8.0}}]
     assert on_ray._lack(nodes, {"CPU": 4, "GPU": 0, "memory": 0}) == ""
-    assert (
-        on_ray._lack(nodes, {"CPU": 2, "GPU": 2, "a100": 1}) == "no node of this Ray cluster has 2 CPU, 2 GPU, 1 a100"
-    )
+    assert "2 CPU, 2 GPU, 1 a100" in on_ray._lack(nodes, {"CPU": 2, "GPU": 2, "a100": 1})
 
 
 @pytest.mark.parametrize(
-    ("launch", "said"),
-    [
-        ({"threads": "many"}, "launch: threads='many' must be a whole number from 1 to"),
-        ({"resources": {"CPU": 2}}, "CPUs, GPUs and memory are threads, gpus and mem_gb"),
-        ({"resources": {"a100": "one"}}, "no resource of your own with an amount"),
-        ({"resources": ["a100"]}, "must be keys and values"),
-    ],
+    "launch",
+    [{"threads": "many"}, {"resources": {"CPU": 2}}, {"resources": {"a100": "one"}}, {"resources": ["a100"]}],
 )
-def test_launch_options_are_checked_before_ray_starts(folder: Path, launch: dict[str, Any], said: str) -> None:
+def test_launch_options_are_checked_before_ray_starts(folder: Path, launch: dict[str, Any]) -> None:
     import ray
 
     sweep = made_sweep(folder / "runs", [0], launch=launch)
-    with pytest.raises(ConfigError, match=said):
-        OnRay("127.0.0.1:1").run(sweep, sweep.points, Heard())
+    with raises_code("bad-value"):
+        RayLauncher("127.0.0.1:1").run(sweep, sweep.points, Heard())
     assert not ray.is_initialized()
 
 
@@ -171,12 +165,12 @@ def test_an_address_where_nobody_listens_is_said(folder: Path, form: str) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = form.format(taken.getsockname()[1])
     sweep = made_sweep(folder / "runs", [0])
-    with pytest.raises(RunError, match=f"no Ray cluster answers at {address}: .*refused"):
-        OnRay(address).run(sweep, sweep.points, Heard())
+    with raises_code("no-cluster"):
+        RayLauncher(address).run(sweep, sweep.points, Heard())
 
 
 def test_without_ray_the_remedy_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     sweep = made_sweep(folder / "runs", [0])
-    with pytest.raises(UserError, match=r"pip install 'rung\[ray\]'"):
-        OnRay().run(sweep, sweep.points, Heard())
+    with raises_code("not-installed"):
+        RayLauncher().run(sweep, sweep.points, Heard())

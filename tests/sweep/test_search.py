@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.errors import ConfigError, RunError, UserError
+from rung.errors import RunError
 from rung.runs.record import Record
 from rung.sweep import plan, state
-from rung.sweep.launch import Told
-from rung.sweep.ranges import Range, read_settings
-from rung.sweep.search import JOURNAL, Search, best_value, drive, outcome
+from rung.sweep.launch import ReportState
+from rung.sweep.search import JOURNAL, Range, Search, best_value, drive, outcome, read_settings
 from rung.sweep.space import Point, Sweep
+from tests.errors import raises_code
 
 pytest.importorskip("optuna", reason="pip install 'rung[search]'")
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ class Pretend:
     def __init__(self, ends: Sequence[str] = ()) -> None:
         self.ends, self.seen = list(ends), list[Point]()
 
-    def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
+    def run(self, sweep: Sweep, points: Sequence[Point], told: ReportState) -> None:
         for point in points:
             assert sweep.point(point.key) == point  # it is in the plan: another process could find it there
             self.seen.append(point)
@@ -168,7 +168,7 @@ def test_diverged_places_are_kept_away_from(tmp_path: Path) -> None:
 
 
 def test_when_all_fail_the_search_stops_and_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"the first 3 points of find failed, so the search stops: no data"):
+    with pytest.raises(RunError, match=r"3 points of find .* no data"):
         drive(Search(make(tmp_path)), Pretend(["failed"] * 8), told)
 
 
@@ -187,7 +187,7 @@ def test_a_grid_is_walked_in_order_and_once(tmp_path: Path) -> None:
 def test_a_grid_of_any_size_is_begun_at_once() -> None:
     given = {"space": {name: {"low": 0, "high": 10**9} for name in "abc"}, "sampler": "grid", "metric": "val/loss"}
     found = read_settings(given)
-    assert found.num_combinations == (10**9 + 1) ** 3
+    assert found.num_trials == found.trials < (10**9 + 1) ** 3
     assert found.combination(1) == {"a": 0, "b": 0, "c": 1}
     assert found.combination(10**9 + 1) == {"a": 0, "b": 1, "c": 0}
 
@@ -270,13 +270,13 @@ def test_another_space_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     Search(make(tmp_path)).ask()
     grown = make(tmp_path, trials=50)
     assert len(Search(grown).ask()) == 1  # more trials are welcome
-    with pytest.raises(ConfigError, match="have changed since its first trial"):
+    with raises_code("sweep-mismatch"):
         Search(make(tmp_path, space={"model.n_layer": [1, 2]}))
 
 
 def test_without_optuna_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'rung\[search\]'"):
+    with raises_code("not-installed"):
         Search(make(tmp_path))
 
 
@@ -286,34 +286,34 @@ def test_it_says_nothing_on_its_own(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "value"),
     [
-        ({"trails": 3}, "trails is not a key; did you mean trials?"),
-        ({"metric": "loss"}, "metric is missing or no set/name"),
-        ({"trials": 0}, "trials=0 is no whole number from 1"),
-        ({"trials": True}, "trials=True is no whole number"),
-        ({"seed": -1}, "seed=-1 is no whole number from 0"),
-        ({"direction": "down"}, "direction=down is not one of lower, higher"),
-        ({"sampler": "best"}, "sampler=best is not one of tpe, random, grid"),
-        ({"space": {}}, "space is missing"),
-        ({"space": {"a": []}}, "a has no values"),
-        ({"space": {"a": 3}}, "a must be a list of values or {low"),
-        ({"space": {"a": {"low": 2, "high": 1}}}, "a needs a low below its high, not 2 and 1"),
-        ({"space": {"a": {"low": 2, "hgih": 3}}}, "hgih is not a key; did you mean high?"),
-        ({"space": {"a": {"low": 0, "high": 1, "log": True}}}, "log is true or false, and takes a low above 0"),
-        ({"space": {"a": {"low": "x", "high": 1}}}, "low=x is no number"),
-        ({"space": {"a": {"low": 0, "high": 1, "step": 0}}}, "step=0 is not above 0"),
-        ({"space": {"a": {"low": 0.0, "high": 1}}, "sampler": "grid"}, "a has no end of values"),
+        ({"trails": 3}, "trials"),
+        ({"metric": "loss"}, "search: metric"),
+        ({"trials": 0}, "trials=0 "),
+        ({"trials": True}, "trials=True "),
+        ({"seed": -1}, "seed=-1 "),
+        ({"direction": "down"}, "direction=down "),
+        ({"sampler": "best"}, "sampler=best "),
+        ({"space": {}}, "search: space"),
+        ({"space": {"a": []}}, "search: a "),
+        ({"space": {"a": 3}}, "search: a "),
+        ({"space": {"a": {"low": 2, "high": 1}}}, "search: a "),
+        ({"space": {"a": {"low": 2, "hgih": 3}}}, "high"),
+        ({"space": {"a": {"low": 0, "high": 1, "log": True}}}, "search: a: log"),
+        ({"space": {"a": {"low": "x", "high": 1}}}, "low=x "),
+        ({"space": {"a": {"low": 0, "high": 1, "step": 0}}}, "step=0 "),
+        ({"space": {"a": {"low": 0.0, "high": 1}}, "sampler": "grid"}, "search: a "),
     ],
 )
-def test_mistakes_are_told(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_mistakes_are_reported(given: dict[str, Any], value: str) -> None:
+    with raises_code("bad-sweep") as caught:
         read_settings({"metric": "val/loss", "space": SPACE, **given})
-    assert words in str(caught.value)
+    assert value in str(caught.value)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_all_mistakes_are_reported_at_once() -> None:
+    with raises_code("bad-sweep") as caught:
         read_settings({"metric": 3, "trials": "many", "space": {"a": [], "b": 1}})
     assert len(str(caught.value).splitlines()) == 4
 
@@ -322,7 +322,9 @@ def test_all_mistakes_are_told_at_once() -> None:
 @settings(deadline=None)
 def test_steps_stay_inside(low: int, span: int, step: int) -> None:
     found = Range(low, low + span, step, False)
-    values = [found.value(number) for number in range(found.num_values)]
+    space = {"a": {"low": low, "high": low + span, "step": step}}
+    grid = read_settings({"metric": "val/loss", "sampler": "grid", "space": space})
+    values = [grid.combination(number)["a"] for number in range(found.num_values)]
     assert values[0] == low
     assert low + span - step < values[-1] <= low + span
     assert all(isinstance(value, int) for value in values)
@@ -334,5 +336,5 @@ def test_the_value_of_a_run_is_its_best_finite_eval(tmp_path: Path) -> None:
     run = state.runs_of(search.sweep)[launcher.seen[0].key][0]
     assert best_value(run, "val/loss", True) == pytest.approx(loss_of(launcher.seen[0].varies))
     assert best_value(run, "eval/val/loss", False) == pytest.approx(loss_of(launcher.seen[0].varies) + 0.5)
-    with pytest.raises(RunError, match="has no metric val/los; did you mean val/loss"):
+    with raises_code("no-metric"):
         best_value(run, "val/los", True)

@@ -14,6 +14,7 @@ from rung.config import parse_overrides
 from rung.errors import UserError
 from rung.sweep.plan import add_points, find_sweep, keep, load, read_plan, sweeps
 from rung.sweep.space import key_of, make_point, point_of, word
+from tests.errors import raises_code
 from tests.sweep.made import made_sweep, sweep_file
 
 TEXT = st.text(max_size=8).filter(lambda text: "$" not in text and "?" not in text)
@@ -133,34 +134,34 @@ def test_a_point_is_found_by_key_by_its_beginning_and_by_its_place(tmp_path: Pat
     assert sweep.point(first.key) == sweep.point("0") == first
     assert sweep.point(second.key[:7]) == second
     for wrong in ("2", "zz", ""):
-        with pytest.raises(UserError, match="rung sweep show made"):
+        with raises_code("no-point"):
             sweep.point(wrong)
 
 
 GOOD = {"recipe": "piano", "grid": {"seed": [0]}}
 WRONG = [
-    ({**GOOD, "gird": {}}, "gird is not a key.*did you mean grid"),
-    ({**GOOD, "retries": -1}, "retries=-1 is too small"),
-    ({**GOOD, "retries": "many"}, "retries=many is not a whole number"),
-    ({**GOOD, "ranks": 0}, "ranks=0 is too small"),
-    ({**GOOD, "launch": {"slot": 1}}, "slot is not an option; did you mean slots"),
-    ({"grid": {"seed": [0]}}, "recipe is missing"),
-    ({"recipe": "piano"}, "nothing varies"),
-    ({"recipe": "piano", "grid": {}}, "nothing varies"),
-    ({"recipe": "piano", "grid": {"seed": []}}, "seed has no values"),
-    ({"recipe": "piano", "grid": {"seed": 3}}, r"seed must be a list of values, such as \[3\]"),
-    ({"recipe": "piano", "grid": [1]}, "grid must hold keys and values"),
-    ({"recipe": "piano", "points": [1]}, "points must be a list of keys and values"),
-    ({**GOOD, "set": {"seed": 1}}, "seed is given in set and in grid"),
-    ({**GOOD, "points": [{"seed": 1}]}, "seed is given in grid and in points"),
-    ({**GOOD, "preset": "tiny", "set": {"preset": "small"}}, "preset is given in preset and in set"),
-    ({**GOOD, "search": {"trials": 3}}, "a search chooses its own points"),
+    ({**GOOD, "gird": {}}, "gird .*grid"),
+    ({**GOOD, "retries": -1}, "retries=-1 "),
+    ({**GOOD, "retries": "many"}, "retries=many "),
+    ({**GOOD, "ranks": 0}, "ranks=0 "),
+    ({**GOOD, "launch": {"slot": 1}}, "slot .*slots"),
+    ({"grid": {"seed": [0]}}, "  recipe "),
+    ({"recipe": "piano"}, "a grid"),
+    ({"recipe": "piano", "grid": {}}, "a grid"),
+    ({"recipe": "piano", "grid": {"seed": []}}, "grid: seed "),
+    ({"recipe": "piano", "grid": {"seed": 3}}, r"grid: seed .*\[3\]"),
+    ({"recipe": "piano", "grid": [1]}, "grid "),
+    ({"recipe": "piano", "points": [1]}, "points "),
+    ({**GOOD, "set": {"seed": 1}}, "seed .* set .* grid"),
+    ({**GOOD, "points": [{"seed": 1}]}, "seed .* grid .* points"),
+    ({**GOOD, "preset": "tiny", "set": {"preset": "small"}}, "preset .* preset .* set"),
+    ({**GOOD, "search": {"trials": 3}}, "a search "),
     ({"recipe": "piano", "grid": {"seed": [0, 1, 0]}}, r"points 1 and 3: seed=0"),
     ({"recipe": "piano", "grid": {"lr.learning_rate": [0.001, 1e-3]}}, r"points 1 and 2: lr.learning_rate=0.001"),
-    ({"recipe": "piano", "grid": {"a b": [1]}}, "'a b' is not a key"),
-    ({**GOOD, "name": "a/b"}, "cannot name a sweep.*give `name"),
-    ({**GOOD, "experiment": "../x"}, "cannot name an experiment"),
-    ({**GOOD, "config": ["gone.yaml"]}, "no config file .*gone.yaml"),
+    ({"recipe": "piano", "grid": {"a b": [1]}}, "'a b'"),
+    ({**GOOD, "name": "a/b"}, "a/b.*`name"),
+    ({**GOOD, "experiment": "../x"}, r"\.\./x"),
+    ({**GOOD, "config": ["gone.yaml"]}, "gone.yaml"),
     ({"recipe": "piano", "grid": {"seed": list(range(200)), "a": list(range(200))}}, "40000 points"),
 ]  # fmt: skip
 
@@ -178,7 +179,7 @@ def test_words_that_yaml_takes_for_values_are_read_or_told(tmp_path: Path) -> No
     assert read_plan(file, tmp_path / "runs").launch == {"on": "slurm"}
     for place in ("grid: {1: [2]}", "points: [{on: 1}]", "grid: {seed: [0]}\nset: {1.5: 1}"):
         file.write_text(f"recipe: piano\n{place}\n")
-        with pytest.raises(UserError, match=r"(1|True|1\.5) is not a key; put it in quotes"):
+        with pytest.raises(UserError, match=r"(1|True|1\.5) is not a key"):
             read_plan(file, tmp_path / "runs")
 
 
@@ -186,7 +187,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     tree = {"recipee": "piano", "grid": {"seed": [], "a": 1}, "launch": {"slot": 1}}
     with pytest.raises(UserError) as told:
         read_plan(sweep_file(tmp_path, tree), tmp_path / "runs")
-    for part in ("recipee", "seed has no values", "a must be a list", "slot is not an option"):
+    for part in ("recipee", "grid: seed", "grid: a", "launch: slot"):
         assert part in str(told.value)
 
 
@@ -200,10 +201,10 @@ def test_a_file_that_is_no_yaml_is_told(tmp_path: Path) -> None:
 def test_a_name_that_another_recipe_has_is_refused(tmp_path: Path) -> None:
     keep(read_plan(sweep_file(tmp_path, GOOD), tmp_path / "runs"))
     other = sweep_file(tmp_path, {**GOOD, "recipe": "world"})
-    with pytest.raises(UserError, match=r"a sweep grid of piano.*--name"):
+    with raises_code("sweep-exists"):
         keep(read_plan(other, tmp_path / "runs"))
     keep(read_plan(other, tmp_path / "runs", "another"))
-    with pytest.raises(UserError, match="did you mean another"):
+    with raises_code("no-sweep"):
         find_sweep("anothr", tmp_path / "runs")
 
 

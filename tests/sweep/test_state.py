@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rung.errors import RunError
 from rung.runs.process import SILENT_S, this_process
 from rung.runs.record import amend
 from rung.sweep import state
+from rung.sweep.plan import keep
 from rung.sweep.space import Sweep
 from tests.sweep.made import made_run, made_sweep, save
 
@@ -135,7 +137,7 @@ def test_those_who_work_on_a_sweep_are_found_also_on_points_that_the_file_left_o
 
 def test_a_folder_that_cannot_be_written_is_told(sweep: Sweep) -> None:
     (sweep.folder / "claims").write_text("in the way")
-    with pytest.raises(RunError, match="cannot write"):
+    with pytest.raises(RunError, match="claims"):
         state.take(sweep, sweep.points[0].key)
 
 
@@ -152,7 +154,7 @@ def test_states_follow_claims_and_runs(sweep: Sweep) -> None:
     run = made_run(sweep, point, "stopped", saved=5)
     claim.release("stopped")
     assert word() == "stopped"
-    assert state.states(sweep)[point.key].text == "goes on with made/1"
+    assert "made/1" in state.states(sweep)[point.key].text
     claim = state.take(sweep, point.key)
     assert claim is not None
     claim.release("refused", "no data")
@@ -242,3 +244,17 @@ def test_a_wish_to_stop_reaches_processes_here_and_is_taken_back(sweep: Sweep) -
         assert not state.is_asked_to_stop(sweep)
     finally:
         end([child])
+
+
+def test_a_run_that_was_made_elsewhere_serves_a_point(tmp_path: Path) -> None:
+    """It is kept with the plan, counts as the point's run, and is forgotten once it is removed."""
+    sweep = made_sweep(tmp_path / "runs", seeds=(0, 1))
+    other = dataclasses.replace(sweep, name="other", folder=sweep.folder.parent / "other")
+    run = made_run(keep(other), sweep.points[0])
+    serves = str(run.path.relative_to(sweep.runs))
+    points = (dataclasses.replace(sweep.points[0], run=serves), sweep.points[1])
+    sweep = keep(dataclasses.replace(sweep, points=points))
+    assert [one.run for one in sweep.points] == [serves, None]
+    assert [one.word for one in state.states(sweep).values()] == ["finished", "waiting"]
+    shutil.rmtree(run.path)
+    assert [one.word for one in state.states(sweep).values()] == ["waiting", "waiting"]

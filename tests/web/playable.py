@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rung.recipe import Player
+from rung.recipe import Player, Plays
 from tests.contract.toy import Toy
 from tests.web.fake import FakePlayer, FakeWalk
 
 
-class Playable(Toy):
+class Playable(Toy, Plays):
     def player(self, model: nn.Module) -> Player:
         assert not model.training
         assert not torch.is_grad_enabled()

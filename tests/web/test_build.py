@@ -121,9 +121,9 @@ def test_a_page_that_cannot_be_built_stops_the_install_and_says_what_to_do(check
 
 def test_a_build_installs_what_the_lock_names_then_bundles(checkout: Path) -> None:
     command(checkout, "node", "echo v22.12.0")
-    said = "echo $* >> asked; mkdir -p ../static; if [ $1 = run ]; then echo page > ../static/index.html; fi"
+    script = "echo $* >> asked; mkdir -p ../static; if [ $1 = run ]; then echo page > ../static/index.html; fi"
     (checkout.parent / "bin" / "mkdir").symlink_to("/bin/mkdir")
-    command(checkout, "npm", said)
+    command(checkout, "npm", script)
     page = checkout / "rung" / "web" / "page"
     hatch_build.build(checkout)
     assert (page / "asked").read_text().split("\n")[:2] == ["ci", "run build"]

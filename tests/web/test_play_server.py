@@ -50,8 +50,8 @@ class Visitor:
         assert rest == b""
         return head, frames
 
-    def red(self, **wish: Any) -> int:
-        return int(self.ask(**wish)[1]["dream"].reshape(HEIGHT, WIDTH, 3)[0, 0, 0])
+    def red(self, **request: Any) -> int:
+        return int(self.ask(**request)[1]["dream"].reshape(HEIGHT, WIDTH, 3)[0, 0, 0])
 
 
 @pytest.fixture(scope="module")
@@ -168,35 +168,38 @@ def test_jpeg_looks_like_the_frame(served: Served) -> None:
 
 
 BAD = [
-    ("", "not a wish"),
-    ("{", "not a wish"),
-    ("[1]", "not a wish"),
-    ('{"walk": 0}', "place"),
-    ('{"walk": 0, "place": 3}', "there is no place 3; there are 3, from 0"),
-    ('{"walk": 0, "place": -1}', "there is no place -1"),
-    ('{"walk": 0, "place": 1, "offset": 6}', "place 1 has no offset 6; its last one is 5"),
-    ('{"walk": 0, "place": 0, "mode": "fly"}', "fly"),
-    ('{"walk": 0, "place": 0, "intent": {"fly": 1}}', "fly is not an intent here; forward, right, turn, look are"),
-    ('{"walk": 0, "place": 0, "intent": {"forward": NaN}}', "not a wish"),
-    ('{"walk": 0, "place": 0, "intent": {"forward": 1e999}}', ""),
-    ('{"walk": 0, "place": 0, "speed": 2}', "speed"),
+    ("", "bad-request", ""),
+    ("{", "bad-request", ""),
+    ("[1]", "bad-request", ""),
+    ('{"walk": 0}', "bad-request", "place"),
+    ('{"walk": 0, "place": 3}', "no-place", "3"),
+    ('{"walk": 0, "place": -1}', "no-place", "-1"),
+    ('{"walk": 0, "place": 1, "offset": 6}', "bad-range", "5"),
+    ('{"walk": 0, "place": 0, "mode": "fly"}', "bad-request", "fly"),
+    ('{"walk": 0, "place": 0, "intent": {"fly": 1}}', "no-intent", "forward, right, turn, look"),
+    ('{"walk": 0, "place": 0, "intent": {"forward": NaN}}', "bad-request", ""),
+    ('{"walk": 0, "place": 0, "intent": {"forward": 1e999}}', "bad-request", ""),
+    ('{"walk": 0, "place": 0, "speed": 2}', "bad-request", "speed"),
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), BAD, ids=[text for text, _ in BAD])
-def test_a_bad_wish_is_answered_with_a_sentence_and_changes_nothing(served: Served, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "code", "value"), BAD, ids=[text for text, _, _ in BAD])
+def test_a_bad_request_is_answered_with_a_sentence_and_changes_nothing(
+    served: Served, text: str, code: str, value: str
+) -> None:
     visitor = Visitor(served)
     visitor.ask(intent={"forward": 1})
-    visitor.socket.send(text)
-    assert said in json.loads(visitor.socket.recv())["error"]
-    visitor.socket.send(text.encode())  # the same as a binary message
-    assert said in json.loads(visitor.socket.recv())["error"]
+    for message in (text, text.encode()):  # as text and as a binary message
+        visitor.socket.send(message)
+        answer = json.loads(visitor.socket.recv())
+        assert answer["code"] == code
+        assert value in answer["error"]
     assert visitor.red() == WRONG + 1
 
 
 @given(st.text() | st.binary())
 def test_no_text_at_all_gets_past_the_parser_as_an_exception(text: str | bytes) -> None:
-    from rung.web.walks import parse
+    from rung.web.play import parse
 
     with pytest.raises(UserError):
         parse(text, FakePlayer().about())
@@ -254,8 +257,10 @@ def test_a_failing_model_is_named_and_ends_the_visit(caplog: pytest.LogCaptureFi
     served = Served(Broken())
     visitor = Visitor(served)
     visitor.socket.send('{"walk": 0, "place": 0}')
-    said = json.loads(visitor.socket.recv())
-    assert said == {"error": "the model failed: RuntimeError: out of memory", "is_fatal": True}
+    assert json.loads(visitor.socket.recv()) == {
+        "error": "the model failed: RuntimeError: out of memory",
+        "is_fatal": True,
+    }
     with pytest.raises(ConnectionClosed):
         visitor.socket.recv()
     assert "out of memory" in caplog.text

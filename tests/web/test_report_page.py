@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rung.compare.html import to_html
 from rung.compare.page import run_page
+from rung.report.html import to_html
 from rung.runs.query import open_run
 from rung.runs.record import append_event
 from tests.compare.made import make_run, start_run

@@ -1,11 +1,8 @@
 """What the figures of a study say: differences against the smallest x, within a seed and per component; curves; fits.
 
 The seed picks the components and the weights, and moves the loss far more than the axis does. So a difference is taken
-between two runs of one seed, over the components that both have, and seeds are averaged last: n seeds are n values.
-Plain figures come out, for a page or a file; words are left to page.
-
-The surprising thing: the unpaired difference is computed as well, to be shown beside the paired one, because its
-interval is what the pairing is for.
+between two runs of one seed, over the components that both have, and seeds are averaged last: n seeds are n values. The
+unpaired difference is computed as well, to show beside it what the pairing gains.
 """
 
 from __future__ import annotations
@@ -18,12 +15,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
-from rung.compare.scaling.axis import COMPONENTS
 from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
 from rung.compare.scaling.measured import Figure
-from rung.compare.scaling.study import Member, Study, label_of, places, seeds
-
-MOST_SE = 2.0  # standard errors that a control may lie from 0
+from rung.compare.scaling.study import COMPONENTS, Member, Study
 
 
 class Paired(NamedTuple):
@@ -53,11 +47,6 @@ class Delta:
             return stdev(found) / math.sqrt(len(found))
         return next(iter(self.by_seed.values())).se if found else None
 
-    @property
-    def is_within_noise(self) -> bool | None:
-        """Whether 0 is within two standard errors; None where there is none."""
-        return None if self.se is None else abs(self.paired.value) <= MOST_SE * self.se
-
 
 @dataclass
 class Series:
@@ -66,13 +55,16 @@ class Series:
     label: str
     is_control: bool
     cells: dict[tuple[str, str], Member]  # by place and seed
-    places: list[Any]
+    places: list[Any]  # the values on the axis, numbers in order
     seeds: list[str]
     deltas: list[Delta] = field(default_factory=list)
     unpaired_seeds: list[str] = field(default_factory=list)  # without a run at the smallest x
 
+    def cell(self, place: Any, seed: str) -> Member | None:
+        return self.cells.get((value_text(place), seed))
+
     def at(self, place: Any) -> list[Member]:
-        return [self.cells[value_text(place), seed] for seed in self.seeds if (value_text(place), seed) in self.cells]
+        return [member for seed in self.seeds if (member := self.cell(place, seed)) is not None]
 
     def values(self, place: Any) -> list[float]:
         return [member.value for member in self.at(place)]
@@ -89,14 +81,23 @@ class Fits(NamedTuple):
 
 
 def all_series(study: Study) -> list[Series]:
+    """What is no control comes first."""
+    by_label: dict[str, list[Member]] = {}
+    for member in sorted(study.members, key=lambda member: member.is_control):
+        by_label.setdefault(member.label, []).append(member)
     found = []
-    for label, members in study.series().items():
+    for label, members in by_label.items():
         cells = {(value_text(member.at), member.seed): member for member in members}
-        one = Series(label, members[0].is_control, cells, places(members), seeds(members))
+        by_place = {value_text(member.at): member for member in members}
+        ordered = list(by_place.values())
+        if all(member.x is not None for member in ordered):
+            ordered.sort(key=lambda member: (member.x, value_text(member.at)))
+        names = dict.fromkeys(member.seed for member in members)
+        seeds = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        one = Series(label, members[0].is_control, cells, [member.at for member in ordered], seeds)
         if study.is_numeric and len(one.places) > 1:
             one.deltas = [_delta(one, place) for place in one.places[1:]]
-            first = value_text(one.places[0])
-            one.unpaired_seeds = [seed for seed in one.seeds if (first, seed) not in cells]
+            one.unpaired_seeds = [seed for seed in seeds if one.cell(one.places[0], seed) is None]
         found.append(one)
     return found
 
@@ -105,20 +106,20 @@ def _delta(series: Series, place: Any) -> Delta:
     baseline = series.places[0]
     by_seed = {}
     for seed in series.seeds:
-        before, after = series.cells.get((value_text(baseline), seed)), series.cells.get((value_text(place), seed))
-        if before is not None and after is not None and (one := paired(before, after)) is not None:
+        before, after = series.cell(baseline, seed), series.cell(place, seed)
+        if before is not None and after is not None and (one := _paired(before, after)) is not None:
             by_seed[seed] = one
     found = [one.difference for one in by_seed.values()]
     naive = unpaired(series.values(baseline), series.values(place))
     return Delta(place, baseline, by_seed, mean_interval(found), naive)
 
 
-def paired(before: Member, after: Member) -> Paired | None:
+def _paired(before: Member, after: Member) -> Paired | None:
     """Over the components that both runs have; None where they have none in common."""
     a, b = before.reading.groups, after.reading.groups
     if not a or not b:
-        return Paired(after.value - before.value, _se([before.reading.figure, after.reading.figure], 1), [],
-                      before.value)  # fmt: skip
+        se = _se([before.reading.figure, after.reading.figure], 1)
+        return Paired(after.value - before.value, se, [], before.value)
     shared = [name for name in a if name in b]
     if not shared:
         return None
@@ -138,31 +139,30 @@ def amounts_of_data(study: Study) -> tuple[float, float] | None:
     for member in study.members:
         if member.unique_tokens is None:
             return None
-        found.setdefault((label_of(member), member.seed), []).append(member.unique_tokens)
+        found.setdefault((member.label, member.seed), []).append(member.unique_tokens)
     return max(((min(one), max(one)) for one in found.values()), key=lambda ends: ends[1] / max(ends[0], 1.0))
 
 
-def curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
+def position_curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
     """Place -> the loss by position, averaged over its seeds, and how many those are.
 
     Of each run the components that the run of its seed at the smallest x has too: others are harder or easier anyway.
     """
     found = {}
     for place in series.places:
-        given = [curve for member in series.at(place) if (curve := _curve(series, member))]
+        given: list[Sequence[float | None]] = []
+        for member in series.at(place):
+            by_component = member.reading.positions
+            if not any(by_component):
+                given.append(by_component.get("", ()))
+                continue
+            first = series.cell(series.places[0], member.seed)
+            shared = [by_component[name] for name in (first.reading.groups if first else ()) if name in by_component]
+            given.append(_mean_curve(shared))
+        given = [curve for curve in given if curve]
         if given:
             found[value_text(place)] = (_mean_curve(given), len(given))
     return found
-
-
-def _curve(series: Series, member: Member) -> Sequence[float | None]:
-    """Empty where there is none that can be compared."""
-    by_component = member.reading.positions
-    if not any(by_component):
-        return by_component.get("", ())
-    first = series.cells.get((value_text(series.places[0]), member.seed))
-    shared = [by_component[name] for name in (first.reading.groups if first else ()) if name in by_component]
-    return _mean_curve(shared) if shared else ()
 
 
 def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -178,8 +178,20 @@ def fits(study: Study, series: Series) -> Fits | None:
     """The movement along an axis of amounts, on the components of the smallest x; None where there is no such axis."""
     if not study.is_of_amounts or not study.is_numeric or len(series.places) < 2:
         return None
-    lists, is_by_component = _levels(series)
-    lists = [points for points in lists if len(points) > 1]
+    # By seed: x and the loss over the components that its run at the smallest x has too.
+    is_by_component = any(member.reading.groups for member in series.cells.values())
+    lists: list[Points] = []
+    for seed in series.seeds:
+        first, points = series.cell(series.places[0], seed), []
+        for member in (series.cell(place, seed) for place in series.places):
+            if member is None or member.x is None:
+                continue
+            if not is_by_component:
+                points.append((member.x, member.value))
+            elif first is not None and (one := _paired(first, member)) is not None:
+                points.append((member.x, one.level + one.difference))
+        if len(points) > 1:
+            lists.append(points)
     if not lists or min(x for points in lists for x, _ in points) <= 0:
         return None
     of = "on the components of the smallest x" if is_by_component else "of all targets"
@@ -191,25 +203,6 @@ def fits(study: Study, series: Series) -> Fits | None:
     num = len({x for points in lists for x, _ in points})
     why = "" if law else f"{num} values of x and {num_points} points are too few; it takes 4 and one to spare per seed"
     return Fits(of, found, law, why, num_points)
-
-
-def _levels(series: Series) -> tuple[list[Points], bool]:
-    """By seed: x and the loss over the components that its run at the smallest x has too."""
-    is_by_component = any(member.reading.groups for member in series.cells.values())
-    lists: list[Points] = []
-    for seed in series.seeds:
-        first = series.cells.get((value_text(series.places[0]), seed))
-        mine = [series.cells.get((value_text(place), seed)) for place in series.places]
-        points = []
-        for member in mine:
-            if member is None or member.x is None:
-                continue
-            if not is_by_component:
-                points.append((member.x, member.value))
-            elif first is not None and (one := paired(first, member)) is not None:
-                points.append((member.x, one.level + one.difference))
-        lists.append(points)
-    return lists, is_by_component
 
 
 class Best(NamedTuple):
@@ -227,17 +220,18 @@ def best(study: Study, series: Series) -> Best | None:
     """By the mean over the seeds that all places have, else over whatever each has; None where there is one place."""
     if len(series.places) < 2:
         return None
-    shared = [seed for seed in series.seeds if all((value_text(at), seed) in series.cells for at in series.places)]
 
-    def values(place: Any) -> list[float]:
-        return [series.cells[value_text(place), seed].value for seed in shared] or series.values(place)
+    def values_of_seeds(places: Sequence[Any], place: Any) -> list[float]:
+        """At one of these places, of the seeds that have all of them."""
+        shared = [seed for seed in series.seeds if all(series.cell(at, seed) is not None for at in places)]
+        return [series.cells[value_text(place), seed].value for seed in shared]
 
+    values = {value_text(at): values_of_seeds(series.places, at) or series.values(at) for at in series.places}
     sign = 1.0 if study.is_lower_better else -1.0
-    first, second = sorted(series.places, key=lambda place: sign * fmean(values(place)))[:2]
-    both = [seed for seed in series.seeds if all((value_text(at), seed) in series.cells for at in (first, second))]
-    one, other = ([series.cells[value_text(at), seed].value for seed in both] for at in (first, second))
+    first, second = sorted(series.places, key=lambda place: sign * fmean(values[value_text(place)]))[:2]
+    one, other = (values_of_seeds((first, second), at) for at in (first, second))
     moves = [after - before for before, after in zip(one, other)]
     x, xs = series.at(first)[0].x, {*study.tried, *(member.x for member in study.members if member.x is not None)}
     is_edge = x is not None and len(xs) > 2 and not min(xs) < x < max(xs)
-    found = values(first)
+    found = values[value_text(first)]
     return Best(first, fmean(found), len(found), is_edge, second, mean_interval(moves) if moves else None)

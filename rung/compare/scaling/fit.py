@@ -1,11 +1,8 @@
 """How a loss moves with a quantity: means with intervals, a line in log2(x), and a power law c + d (x / first)^-e.
 
-Pure functions on numbers, in plain Python: no runs, no files, and the same figures on any machine. One list of points
-is one seed, and every seed has a level of its own: what is fitted is the movement within a seed. Which numbers belong
-together is left to study, and what may be said of them to conclusions.
-
-The surprising thing: an interval may be open. Where the points do not bound a parameter, its end is infinite, and that
-is the finding.
+Pure functions on numbers, in plain Python: the same figures on any machine. One list of points is one seed, and every
+seed has a level of its own: what is fitted is the movement within a seed. Where the points do not bound a parameter,
+its interval has an infinite end.
 """
 
 from __future__ import annotations
@@ -91,11 +88,22 @@ def line(seeds: Sequence[Points]) -> LineFit | None:
     usable = [points for points in seeds if _has_spread(points)]
     if not usable:
         return None
-    own = [_least_squares(points) for points in usable]
+    own = []  # intercept and slope of each seed
+    for points in usable:
+        mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+        spread = sum((x - mean_x) ** 2 for x, _ in points)
+        b = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+        own.append((mean_y - b * mean_x, b))
     if len(usable) > 1:
         intercept, slope = mean_interval([a for a, _ in own]), mean_interval([b for _, b in own])
+    elif (num := len(usable[0])) < 3:
+        intercept, slope = map(Interval, own[0])
     else:
-        intercept, slope = _intervals_of_one(usable[0], *own[0])
+        a, b = own[0]
+        squares = sum((y - a - b * x) ** 2 for x, y in usable[0])
+        reach = limit(LEVEL, num - 2) * math.sqrt(squares / (num - 2))
+        halves = [reach * math.sqrt(1 / num + mean_x**2 / spread), reach / math.sqrt(spread)]
+        intercept, slope = (Interval(v, v - half, v + half) for v, half in zip((a, b), halves))
     return LineFit(intercept, slope, len(usable), [_about(points, slope.value) for points in usable])
 
 
@@ -103,25 +111,6 @@ def _has_spread(points: Points) -> bool:
     """Whether there are two x that a float can tell apart once their mean is taken off."""
     mean = fmean(x for x, _ in points) if points else 0.0
     return sum((x - mean) ** 2 for x, _ in points) > 0
-
-
-def _least_squares(points: Points) -> tuple[float, float]:
-    """Intercept and slope."""
-    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return mean_y - slope * mean_x, slope
-
-
-def _intervals_of_one(points: Points, intercept: float, slope: float) -> tuple[Interval, Interval]:
-    num, mean_x = len(points), fmean(x for x, _ in points)
-    if num < 3:
-        return Interval(intercept), Interval(slope)
-    squares = sum((y - intercept - slope * x) ** 2 for x, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    reach = limit(LEVEL, num - 2) * math.sqrt(squares / (num - 2))
-    halves = [reach * math.sqrt(1 / num + mean_x**2 / spread), reach / math.sqrt(spread)]
-    found = [Interval(v, v - half, v + half) for v, half in zip((intercept, slope), halves)]
-    return found[0], found[1]
 
 
 def _about(points: Points, slope: float) -> list[float]:
@@ -149,7 +138,8 @@ def power(seeds: Sequence[Points]) -> PowerFit | None:
     if exponents.low == 0:  # a line in log(x) does as well: it has no floor, and what bounds one here is our own grid
         floors = floors._replace(low=-math.inf) if gain > 0 else floors._replace(high=math.inf)
         gains = gains._replace(high=math.inf) if gain > 0 else gains._replace(low=-math.inf)
-    return PowerFit(floors, gains, exponents, problem.first, problem.residuals(exponent, gain))
+    residuals = [_about([(x**-exponent, y) for x, y in points], gain) for points in problem.seeds]
+    return PowerFit(floors, gains, exponents, problem.first, residuals)
 
 
 class _Sums(NamedTuple):
@@ -160,6 +150,11 @@ class _Sums(NamedTuple):
     yy: float
     mean_z: float
     mean_y: float
+
+    @property
+    def least(self) -> float:
+        """The sum of squares at the best d."""
+        return max(0.0, self.yy - self.zy * self.zy / self.zz)
 
 
 class _Problem:
@@ -190,18 +185,15 @@ class _Problem:
 
     def best(self) -> tuple[float, float]:
         """The exponent with the least sum of squares, and that sum: on a grid, then by golden section beside it."""
-        values = [_squares(sums) for sums in self.on_grid]
+        values = [sums.least for sums in self.on_grid]
         i = min(range(len(values)), key=values.__getitem__)
         low, high = math.log(self.grid[max(0, i - 1)]), math.log(self.grid[min(len(values) - 1, i + 1)])
         for _ in range(48):
             left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-            is_left = self.least(math.exp(left)) <= self.least(math.exp(right))
+            is_left = self.sums(math.exp(left)).least <= self.sums(math.exp(right)).least
             low, high = (low, right) if is_left else (left, high)
         place = math.exp((low + high) / 2)
-        return (place, value) if (value := self.least(place)) < values[i] else (self.grid[i], values[i])
-
-    def least(self, exponent: float) -> float:
-        return _squares(self.sums(exponent))
+        return (place, value) if (value := self.sums(place).least) < values[i] else (self.grid[i], values[i])
 
     def least_at_floor(self, floor: float) -> float:
         """The least sum of squares with the mean level held."""
@@ -219,22 +211,15 @@ class _Problem:
         """Where the sum of squares passes `most` on either side; 0 and infinity where it does not."""
         ends = []
         for bound, is_open in zip(_EXPONENTS, (0.0, math.inf)):
-            if self.least(bound) <= most:
+            if self.sums(bound).least <= most:
                 ends.append(is_open)
                 continue
             inside, outside = best, bound
             for _ in range(40):
                 middle = math.sqrt(inside * outside)
-                inside, outside = (middle, outside) if self.least(middle) <= most else (inside, middle)
+                inside, outside = (middle, outside) if self.sums(middle).least <= most else (inside, middle)
             ends.append(inside)
         return ends[0], ends[1]
-
-    def residuals(self, exponent: float, gain: float) -> list[list[float]]:
-        return [_about([(x**-exponent, y) for x, y in points], gain) for points in self.seeds]
-
-
-def _squares(s: _Sums) -> float:
-    return max(0.0, s.yy - s.zy * s.zy / s.zz)
 
 
 def _lowest(values: Sequence[float]) -> float:

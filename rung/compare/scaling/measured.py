@@ -2,8 +2,7 @@
 
 `test/mean_of_groups` and `test/loss` are read from evals/test-<step>.json, which `rung eval --split test` leaves, and
 so for any other split; other names from the run's own evals, at the best of them. A reading also names the rows that
-were evaluated and how the loss is defined, so that figures of different things can be told apart; who is left out for
-it is left to study.
+were evaluated and how the loss is defined, so that study can tell figures of different things apart.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.compare.align import curve_of, evals_of, is_lower_better, main_metric
 from rung.compare.lineage import value_text
-from rung.compare.reading import UNREADABLE, evals
+from rung.compare.reading import UNREADABLE, curve_of, evals, evals_of, is_lower_better, main_metric, mapping
 from rung.runs.files import from_json, read_json, read_lines, to_json
 from rung.runs.query import Run
 
@@ -68,12 +66,6 @@ def is_examined(metric: str, runs: Sequence[Run]) -> bool:
     return all(has) or (any(has) and not any(metric in evals_of(run) for run in runs))
 
 
-def reading(run: Run, metric: str, examined: bool) -> Reading | None:
-    """None where the run has no such figure."""
-    group, _, name = metric.rpartition("/")
-    return _examined(run, group, name) if examined else _own_eval(run, metric)
-
-
 def examined_names(run: Run) -> list[str]:
     return [f"{split}/{name}" for split in _splits(run) for name in (MEAN_OF_GROUPS, "loss")]
 
@@ -97,29 +89,25 @@ def examined_on(run: Run, split: str) -> dict[str, Any] | None:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _examined(run: Run, split: str, name: str) -> Reading | None:
+def reading(run: Run, metric: str, examined: bool) -> Reading | None:
+    """What the run gave on a split that it was examined on, or in its own evals; None where it has no such figure."""
+    if not examined:
+        return _own_eval(run, metric)
+    split, _, name = metric.rpartition("/")
     figures = examined_on(run, split)
     whole = (figures.get(name) if name == MEAN_OF_GROUPS else figures) if figures else None
     if figures is None or not isinstance(whole, dict):
         return None
-    groups = {name: one for name, one in _groups(figures).items() if one.get("targets") != 0}  # else there is no text
-    document = figures["document"]
+    # Without targets a component has no text in this split.
+    parts = {name: one for name, one in mapping(figures.get("groups")).items() if one.get("targets") != 0}
+    groups = {str(name): _figure(one) for name, one in parts.items()}
     # The mean over groups passes over those that are not finite, so it is no figure of such a run.
-    is_whole = all(math.isfinite(_figure(one).value) for one in groups.values())
-    curves = {name: (one.get("positions") or {}).get("loss") or () for name, one in {"": figures, **groups}.items()}
-    return Reading(
-        _figure(whole) if is_whole else Figure(math.nan),
-        document.get("step"),
-        {str(group): _figure(one) for group, one in groups.items()},
-        {name: curve for name, curve in curves.items() if curve},
-        _rows_of(run, figures["path"].with_suffix(".windows.jsonl"), figures),
-        str(document.get("weights", "")),
-    )
-
-
-def _groups(figures: Mapping[str, Any]) -> dict[str, Any]:
-    groups = figures.get("groups")
-    return groups if isinstance(groups, dict) else {}
+    is_whole = all(math.isfinite(one.value) for one in groups.values())
+    curves = {name: (one.get("positions") or {}).get("loss") or () for name, one in {"": figures, **parts}.items()}
+    positions = {name: curve for name, curve in curves.items() if curve}
+    rows_of = _rows_of(run, figures["path"].with_suffix(".windows.jsonl"), figures)
+    figure, document = _figure(whole) if is_whole else Figure(math.nan), figures["document"]
+    return Reading(figure, document.get("step"), groups, positions, rows_of, str(document.get("weights", "")))
 
 
 def _figure(figures: Mapping[str, Any]) -> Figure:
@@ -129,34 +117,31 @@ def _figure(figures: Mapping[str, Any]) -> Figure:
 
 def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]:
     """Component -> a name for what was evaluated: where each row lies, how many targets they have, what is counted."""
-    groups = _groups(figures)
+    groups = mapping(figures.get("groups"))
     places: dict[str, list[bytes]] = {}
     for line in read_lines(file):
         try:
-            row = from_json(line)
+            row = mapping(from_json(line))
         except ValueError:
             continue
-        if not isinstance(row, dict):
+        if not row:
             continue
         # What a recipe calls its groups is its own; the number of a row counts those of all groups before it.
-        words = (value for name, value in row.items() if isinstance(value, str) and name not in ("document", "set"))
-        group = next((word for word in words if word in groups), "")
+        texts = (value for name, value in row.items() if isinstance(value, str) and name not in ("document", "set"))
+        group = next((text for text in texts if text in groups), "")
         where = {name: value for name, value in sorted(row.items()) if name != "row" and not isinstance(value, float)}
         places.setdefault(group, []).append(repr(where).encode("utf-8", "surrogatepass"))
     definitions = [one for name, one in sorted(run.definitions().items()) if name.startswith("eval/")]
     counted = to_json(_without_set(definitions[0])) if definitions else b""
     found = {}
     for name, one in (groups or {"": figures}).items():
-        rows = b"\n".join([*sorted(places.get(name, [])), counted])
-        found[str(name)] = (
-            f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {_hash(rows)}"
-        )
+        digest = _hash(b"\n".join([*sorted(places.get(name, [])), counted]))
+        found[str(name)] = f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {digest}"
     return found
 
 
 def _without_set(definition: Any) -> dict[str, Any]:
-    told = definition if isinstance(definition, dict) else {}
-    return {key: value for key, value in told.items() if key not in _WHICH}
+    return {key: value for key, value in mapping(definition).items() if key not in _WHICH}
 
 
 def _hash(data: bytes) -> str:
@@ -166,11 +151,11 @@ def _hash(data: bytes) -> str:
 def _own_eval(run: Run, metric: str) -> Reading | None:
     """The best of a run's own evals by a metric, with the parts that are named after components."""
     curve = curve_of(run, metric)
-    finite = [(value, step) for step, value in zip(curve.x, curve.values) if math.isfinite(value)]
-    if not curve.x:
+    finite = [(value, step) for step, value in zip(curve.steps, curve.values) if math.isfinite(value)]
+    if not curve.steps:
         return None
     if not finite:
-        return Reading(Figure(curve.values[-1]), int(curve.x[-1]))
+        return Reading(Figure(curve.values[-1]), int(curve.steps[-1]))
     sign = -1.0 if is_lower_better(run, metric) is False else 1.0
     value, step = min(finite, key=lambda one: (sign * one[0], one[1]))
     rows = [row for row in evals(run) if row["step"] == step and metric.startswith(f"{row['set']}/")]
@@ -179,8 +164,8 @@ def _own_eval(run: Run, metric: str) -> Reading | None:
     se = row.get(f"{name}_se")
     groups = {key.removeprefix(_PART): Figure(float(value)) for key, value in row.items()
               if key.startswith(_PART) and isinstance(value, int | float)} if name == "loss" else {}  # fmt: skip
-    told = run.definitions().get(f"eval/{group}")
-    # With components the set is that of the run's own ones, which is what varies.
-    counted = _hash(to_json(_without_set(told) if groups or name.startswith(_PART) else told))
+    definition = run.definitions().get(f"eval/{group}")
+    if groups or name.startswith(_PART):  # then the set is that of the run's own components, which is what varies
+        definition = _without_set(definition)
     figure = Figure(value, se if isinstance(se, float) else None)
-    return Reading(figure, int(step), groups, rows_of={"": counted})
+    return Reading(figure, int(step), groups, rows_of={"": _hash(to_json(definition))})

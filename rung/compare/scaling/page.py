@@ -1,10 +1,8 @@
 """The page of a sweep: a figure by x and seed, differences within a seed, controls, curves, fits, the best point.
 
-Written from the records of the runs, as report.md, report.html, report.json, drawings and tables; the same records give
-the same bytes. Who counts is decided by study, what the figures say by effects and fit.
-
-The surprising thing: where the figures cannot tell, that is the sentence on the page. An interval that covers 0, one
-seed, an optimum at the edge of what was tried: each is said in words beside the number.
+It is written from the records as report.md, report.html, report.json, drawings and tables; the same records give the
+same bytes. Where the figures cannot tell (an interval that covers 0, one seed, an optimum at the edge of what was
+tried), the page says so beside the number.
 """
 
 from __future__ import annotations
@@ -13,33 +11,40 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from rung.compare.blocks import Block, Bullets, Heading, Page, Paragraph, Picture, Spans, Table, bold, code, markdown
-from rung.compare.html import to_html
 from rung.compare.lineage import value_text
-from rung.compare.plot import Line, Plot
-from rung.compare.plot import svg as plot_svg
 from rung.compare.reading import UNREADABLE
-from rung.compare.scaling.conclusions import best_blocks, fit_blocks
-from rung.compare.scaling.effects import MOST_SE, Delta, Series, all_series, amounts_of_data, curves
+from rung.compare.scaling.effects import (
+    Delta,
+    Fits,
+    Series,
+    all_series,
+    amounts_of_data,
+    best,
+    fits,
+    position_curves,
+)
 from rung.compare.scaling.figures import document, tables
 from rung.compare.scaling.fit import Interval
-from rung.compare.scaling.scatter import Scatter, Trace
-from rung.compare.scaling.scatter import svg as scatter_svg
-from rung.compare.scaling.study import Study, collect
-from rung.compare.scaling.wording import axis, ends, figure, move, short, tick, with_se
+from rung.compare.scaling.study import COMPONENTS, Study, collect
 from rung.compare.student import upper_tail
 from rung.errors import RunError
 from rung.files import write_whole
+from rung.report.blocks import Block, Bullets, Heading, Page, Paragraph, Picture, Spans, Table, bold, code, markdown
+from rung.report.html import to_html
+from rung.report.plot import Line, Plot, Scatter, Trace, scatter_svg, svg
 from rung.runs.files import read_json, refused, write_json
 from rung.runs.query import Run
 from rung.text import one_line
 from rung.units import count
 
+ROUNDED = {"figure": ".4f", "difference": "+.4f", "exponent": ".3g"}  # every rounding on the page
+_SMALL, _DUST = 1e-3, 1e-12  # below the one, four places show a digit at most; below the other lies what floats leave
+_MOST_SE = 2.0  # standard errors that a control may lie from 0
 MOST_DRIFT = 0.01  # of the amount of data, before it is said to change along with x
 _MOST_CURVES = 6  # in one drawing: as many as there are colours
 _MOST_NAMED = 12  # of a list in a sentence
+_MOST_TICK = 8  # characters
 _LOG_RATIO = 4  # from the smallest x to the largest: more is drawn on a logarithmic axis
 
 
@@ -49,151 +54,201 @@ def report(
     """Writes the page of these runs into `out`, and returns the path of report.md."""
     study = collect(runs, x, metric, name)
     series = all_series(study)
-    drawings: dict[str, str] = {}
-    page = Page(one_line(name), list(_blocks(study, series, drawings)))
-    files: dict[str, bytes] = {file: text.encode() for file, text in {**drawings, **tables(study, series)}.items()}
-    files |= {"report.html": to_html(page).encode(), "report.md": markdown(page).encode()}
+    page = Page(one_line(name), list(_blocks(study, series)))
+    texts = {**page.drawings, **tables(study, series), "report.html": to_html(page), "report.md": markdown(page)}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        stale = [file for file in _written_before(out) if file not in files]
-        for file, data in files.items():
+        try:  # files that an earlier report left here, by its own list
+            before = [file for file in read_json(out / "report.json")["files"] if isinstance(file, str)]
+        except UNREADABLE:
+            before = []
+        for file, text in texts.items():
             if (out / file).is_dir():
-                raise RunError(f"{out / file} is a folder; name another folder for the report.")
-            write_whole(out / file, data)
-        write_json(out / "report.json", {**document(study, series), "files": sorted(files)})
-        for file in stale:
-            (out / file).unlink(missing_ok=True)
+                message = f"{out / file} is a folder; name another folder for the report."
+                raise RunError(message, code="file-exists")
+            write_whole(out / file, text.encode())
+        write_json(out / "report.json", {**document(study, series), "files": sorted(texts)})
+        for file in before:
+            if file not in texts and "/" not in file and not file.startswith("."):
+                (out / file).unlink(missing_ok=True)
     except OSError as error:
         raise refused(str(out / "report.md"), error) from error
     return out / "report.md"
 
 
-def _written_before(out: Path) -> list[str]:
-    """Files that an earlier report left here, by its own list."""
-    try:
-        files = read_json(out / "report.json")["files"]
-        return [file for file in files if isinstance(file, str) and "/" not in file and not file.startswith(".")]
-    except UNREADABLE:
-        return []
-
-
-def _blocks(study: Study, series: Sequence[Series], drawings: dict[str, str]) -> Iterator[Block]:
+def _blocks(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     yield from _head(study, series)
-    yield from _left_out(study)
-    yield from _by_seed(study, series, drawings)
+    yield from _by_seed(study, series)
     if study.is_of_amounts:
-        yield from _differences(study, series, drawings)
+        yield from _differences(study, series)
         yield from _data(study, series)
         yield from _control(study, series)
-    if not study.is_of_amounts or not any(member.reading.groups for member in study.members):
-        yield from best_blocks(study, series)
-    yield from _components(study, series)
-    yield from _curves(study, series, drawings)
-    yield from fit_blocks(study, series)
-    yield from _runs(study)
+    has_components = any(member.reading.groups for member in study.members)
+    if not study.is_of_amounts or not has_components:
+        yield from _best(study, series)
+    if has_components:
+        yield from _components(study, series)
+    yield from _positions(study, series)
+    found = [(one, fit) for one in series if (fit := fits(study, one)) is not None]
+    if found:
+        yield Heading(2, ["fit"])
+        yield Paragraph([f"Within a seed, {found[0][1].of}: each seed has its own level, and what is fitted is how it "
+                         "moves."])  # fmt: skip
+    for one, fit in found:
+        label = f"{one.label}: " if one.label else ""
+        yield Bullets([[label, *spans] for spans in _fit_items(study, fit)])
+    yield from _runs(study, series)
+
+
+# Numbers and names, as the page writes them
+
+
+def _axis(study: Study) -> str:
+    return "K, the number of components" if study.x == COMPONENTS else one_line(study.x)
+
+
+def _short(study: Study) -> str:
+    """The last part of the key, for the head of a column."""
+    return "K" if study.x == COMPONENTS else one_line(study.x.rpartition(".")[2])
+
+
+def _rounded(value: float, name: str = "figure") -> str:
+    """With the rounding of that name; of small values, which it would take for 0, two digits."""
+    is_small = _DUST < abs(value) < _SMALL
+    return format(value, f"{'+' if '+' in ROUNDED[name] else ''}.2g" if is_small else ROUNDED[name])
+
+
+def _move(value: float) -> str:
+    return "-" if math.isnan(value) else _rounded(value, "difference")
+
+
+def _ends(one: Interval, name: str = "difference") -> str:
+    """The interval, with the rounding of that name; "-" where there is none."""
+    return f"[{_rounded(one.low, name)}, {_rounded(one.high, name)}]" if one.is_known else "-"
+
+
+def _estimate(one: Interval, name: str) -> str:
+    """The value, and its interval where there is one."""
+    return f"{_rounded(one.value, name)}{f' {_ends(one, name)}' if one.is_known else ''}"
+
+
+def _rms(residuals: Sequence[Sequence[float]]) -> str:
+    flat = [value for one in residuals for value in one]
+    return _rounded(math.sqrt(fmean(value * value for value in flat)) if flat else 0.0)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
+
+
+# The parts of the page
 
 
 def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     steps = sorted({member.reading.step for member in study.members if member.reading.step is not None})
     span = "" if not steps else f", at step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else "")
     how = "the saves named below" if study.is_examined else "each run at its best eval"
+    better = "lower" if study.is_lower_better else "higher"
     seeds, num = {member.seed for member in study.members}, len({value_text(m.at) for m in study.members})
-    yield Bullets(
-        [
-            [bold("metric"), ": ", code(one_line(study.metric)), f", {how}{span}; "
-             f"{'lower' if study.is_lower_better else 'higher'} is better"],
-            [bold("axis"), ": ", code(one_line(study.x)), f", {num} value{'s' if num > 1 else ''}"],
-            [bold("runs"), f": {len(study.members)} count, {len(study.left_out)} left out; "
-             f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"],
-            *([[bold("series"), ": ", *_listed([one.label or "(as set)" for one in series])]]
-              if len(series) > 1 else []),
-        ]
-    )  # fmt: skip
+    items: list[Spans] = [
+        [bold("metric"), ": ", code(one_line(study.metric)), f", {how}{span}; {better} is better"],
+        [bold("axis"), ": ", code(one_line(study.x)), f", {num} value{'s' if num > 1 else ''}"],
+        [bold("runs"), f": {len(study.members)} count, {len(study.left_out)} left out; "
+         f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"],
+    ]  # fmt: skip
+    if len(series) > 1:
+        items.append([bold("series"), ": ", _listed([one.label or "(as set)" for one in series])])
+    yield Bullets(items)
     if study.notes:
         yield Bullets([[note] for note in study.notes])
     if study.moves_along:
         names = ", ".join(map(one_line, study.moves_along))
-        yield Paragraph([bold("More than one thing changes"), f": for each {axis(study)} there is one value of "
+        yield Paragraph([bold("More than one thing changes"), f": for each {_axis(study)} there is one value of "
                          f"{names}, so what follows from which cannot be told apart."])  # fmt: skip
-
-
-def _listed(names: Sequence[str]) -> Spans:
-    return [", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")]
-
-
-def _left_out(study: Study) -> Iterator[Block]:
     if study.left_out:
         yield Heading(2, ["left out"])
         yield Bullets([[bold(one_line(one.what)), f": {one_line(one.reason)}"] for one in study.left_out])
     if study.confounds:
         yield Heading(2, ["differs besides what was varied"])
         yield Paragraph([f"Against {study.members[0].run.id}; a difference below may be the work of these instead."])
-        yield Bullets([[one.what, ": ", *_listed(one.runs)] for one in study.confounds])
+        yield Bullets([[one.what, ": ", _listed(one.runs)] for one in study.confounds])
 
 
-def _by_seed(study: Study, series: Sequence[Series], drawings: dict[str, str]) -> Iterator[Block]:
-    yield Heading(2, [f"{one_line(study.metric)} by {'' if study.x == 'seed' else f'{axis(study)} and '}seed"])
-    has_se = any(member.reading.figure.se is not None for member in study.members)
+def _by_seed(study: Study, series: Sequence[Series]) -> Iterator[Block]:
+    yield Heading(2, [f"{one_line(study.metric)} by {'' if study.x == 'seed' else f'{_axis(study)} and '}seed"])
     for one in series:
         if one.label:
             yield Paragraph([bold(one.label)])
         rows: list[list[Spans | str]] = []
         for place in one.places:
+            shown = []
+            for member in (one.cell(place, seed) for seed in one.seeds):
+                se = member.reading.figure.se if member is not None else None
+                error = "" if se is None else f" ± {_rounded(se)}"
+                shown.append("-" if member is None else f"{_rounded(member.value)}{error}")
             values = one.values(place)
-            cells = [one.cells.get((value_text(place), seed)) for seed in one.seeds]
-            shown = ["-" if cell is None else with_se(cell.value, cell.reading.figure.se) for cell in cells]
-            sd = figure(stdev(values)) if len(values) > 1 else "-"
-            rows.append([value_text(place), *shown, figure(fmean(values)), sd])
-        head = [short(study), *(f"seed {seed}" for seed in one.seeds), "mean", "sd over seeds"]
+            sd = _rounded(stdev(values)) if len(values) > 1 else "-"
+            rows.append([value_text(place), *shown, _rounded(fmean(values)), sd])
+        head = [_short(study), *(f"seed {seed}" for seed in one.seeds), "mean", "sd over seeds"]
         yield Table(head, rows, numeric=range(len(head)))
-    if has_se:
+    if any(member.reading.figure.se is not None for member in study.members):
         yield Paragraph(["± is the standard error of the eval set, over documents or pieces, within one run."])
-    if study.is_numeric and len({member.x for member in study.members}) > 1:
-        yield _drawn(drawings, "response", _response(study, series))
+    if not study.is_numeric or len({member.x for member in study.members}) < 2:
+        return
 
-
-def _response(study: Study, series: Sequence[Series]) -> Scatter:
     traces = []
     for one in series:
         name = one.label or ("mean over seeds" if len(one.seeds) > 1 else f"seed {one.seeds[0]}")
         for seed in one.seeds if len(one.seeds) > 1 else ():
-            mine = [m for place in one.places if (m := one.cells.get((value_text(place), seed))) is not None]
+            mine = [m for place in one.places if (m := one.cell(place, seed)) is not None]
             traces.append(Trace(name, [m.x or 0.0 for m in mine], [m.value for m in mine], "faint"))
-        places = [(one.at(place)[0].x or 0.0, fmean(one.values(place))) for place in one.places]
-        traces.append(Trace(name, [x for x, _ in places], [y for _, y in places]))
+        xs = [one.at(place)[0].x or 0.0 for place in one.places]
+        traces.append(Trace(name, xs, [fmean(one.values(place)) for place in one.places]))
     what = ", each seed and the mean" if any(len(one.seeds) > 1 for one in series) else ", one seed"
-    return _scatter(study, f"{study.name}: {study.metric}{what}", traces)
+    yield _drawn("response", study, f"{study.name}: {study.metric}{what}", traces)
 
 
-def _scatter(study: Study, title: str, traces: list[Trace]) -> Scatter:
-    places = {member.x or 0.0: tick(member.at) for member in study.members}
+def _drawn(name: str, study: Study, title: str, traces: list[Trace], has_zero: bool = False) -> Picture:
+    places = {}
+    for member in study.members:
+        text = value_text(member.at)
+        if isinstance(member.at, int) and member.at >= 10_000:
+            text = count(member.at)
+        elif isinstance(member.at, float) and len(text) > _MOST_TICK:
+            text = f"{member.at:.3g}"
+        places[member.x or 0.0] = text
     is_log = min(places) > 0 and max(places) >= _LOG_RATIO * min(places)
-    return Scatter(title, axis(study), traces, sorted(places.items()), is_log)
+    scatter = Scatter(title, _axis(study), traces, sorted(places.items()), is_log, has_zero)
+    return Picture(f"{name}.svg", title, scatter_svg(scatter))
 
 
-def _differences(study: Study, series: Sequence[Series], drawings: dict[str, str]) -> Iterator[Block]:
-    told = [one for one in series if one.deltas]
-    if not told:
+def _differences(study: Study, series: Sequence[Series]) -> Iterator[Block]:
+    with_deltas = [one for one in series if one.deltas]
+    if not with_deltas:
         return
-    against = list(dict.fromkeys(value_text(one.places[0]) for one in told))
-    yield Heading(2, [f"difference against {short(study)} = {' or '.join(against)}"])
-    by_component = any(p.components for one in told for d in one.deltas for p in d.by_seed.values())
+    against = list(dict.fromkeys(value_text(one.places[0]) for one in with_deltas))
+    yield Heading(2, [f"difference against {_short(study)} = {' or '.join(against)}"])
+    by_component = any(p.components for one in with_deltas for d in one.deltas for p in d.by_seed.values())
     within = " and over the components that both runs have" if by_component else ""
     yield Paragraph([f"Paired: two runs of one seed{within}, then the mean over seeds with Student's 95 % interval. "
                      "Unpaired: the difference of the plain means with Welch's interval, which carries all that the "
                      "seeds differ in anyway."])  # fmt: skip
-    for one in told:
+    traces = []
+    for one in with_deltas:
         if one.label:
             yield Paragraph([bold(one.label), f", against {value_text(one.places[0])}" if len(against) > 1 else ""])
-        head = [short(study), "paired mean", "95 % interval", "in words", *(f"seed {seed}" for seed in one.seeds),
+        rows: list[list[Spans | str]] = []
+        for delta in one.deltas:
+            seeds = [_move(delta.by_seed[seed].difference) if seed in delta.by_seed else "-" for seed in one.seeds]
+            rows.append([value_text(delta.at), _move(delta.paired.value), _ends(delta.paired), _in_words(delta), *seeds,
+                         _move(delta.unpaired.value), _ends(delta.unpaired)])  # fmt: skip
+        head = [_short(study), "paired mean", "95 % interval", "in words", *(f"seed {seed}" for seed in one.seeds),
                 "unpaired", "95 % interval"]  # fmt: skip
-        numeric = [i for i, name in enumerate(head) if name != "in words"]
-        yield Table(head, [_delta_row(one, delta) for delta in one.deltas], numeric)
+        yield Table(head, rows, [i for i, name in enumerate(head) if name != "in words"])
         if one.unpaired_seeds:
             yield Paragraph([f"No run at {value_text(one.places[0])}, so no paired difference: seed "
                              f"{', '.join(one.unpaired_seeds)}."])  # fmt: skip
-    traces = []
-    for one in told:
+
         known = [delta for delta in one.deltas if delta.by_seed]
         name = one.label or "paired, 95 % interval"
         for delta in known:
@@ -203,19 +258,11 @@ def _differences(study: Study, series: Sequence[Series], drawings: dict[str, str
         bars += [d.paired if d.paired.is_known else Interval(*[d.paired.value] * 3) for d in known]
         xs = [one.at(place)[0].x or 0.0 for place in (one.places[0], *(delta.at for delta in known))]
         traces.append(Trace(name, xs, [b.value for b in bars], "line", [b.low for b in bars], [b.high for b in bars]))
-    if any(trace.x for trace in traces):
-        drawing = _scatter(study, f"{study.name}: difference of {study.metric}, paired within a seed", traces)
-        drawing.has_zero = True
-        yield _drawn(drawings, "difference", drawing)
+    title = f"{study.name}: difference of {study.metric}, paired within a seed"
+    yield _drawn("difference", study, title, traces, has_zero=True)
 
 
-def _delta_row(series: Series, delta: Delta) -> list[Spans | str]:
-    seeds = [move(delta.by_seed[seed].difference) if seed in delta.by_seed else "-" for seed in series.seeds]
-    return [value_text(delta.at), move(delta.paired.value), ends(delta.paired), _verdict(delta), *seeds,
-            move(delta.unpaired.value), ends(delta.unpaired)]  # fmt: skip
-
-
-def _verdict(delta: Delta) -> str:
+def _in_words(delta: Delta) -> str:
     num = len(delta.by_seed)
     if num == 0:
         return "no pair: no seed has both runs, or they share no component"
@@ -243,12 +290,11 @@ def _data(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             if tokens:
                 label = [one.label] if len(series) > 1 else []
                 rows.append([*label, value_text(place), *(value_text(int(t)) for t in (min(tokens), max(tokens)))])
-    head = [*(["series"] if len(series) > 1 else []), short(study), "least", "most"]
+    head = [*(["series"] if len(series) > 1 else []), _short(study), "least", "most"]
     yield Table(head, rows, numeric=range(len(head) - 3, len(head)))
     least, most = found
-    is_meant = "token" in study.x
-    if most > 0 and (most - least) / most > MOST_DRIFT and not is_meant:
-        yield Paragraph([bold(f"{short(study)} and the amount of data change together"),
+    if most > 0 and (most - least) / most > MOST_DRIFT and "token" not in study.x:
+        yield Paragraph([bold(f"{_short(study)} and the amount of data change together"),
                          f": for one seed from {count(least)} to {count(most)} unique tokens, so a lower loss may be "
                          "that of more data. ", code("dataset.max_unique_tokens"), " holds them equal."])  # fmt: skip
 
@@ -259,57 +305,77 @@ def _control(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         return
     yield Heading(2, ["control: shuffled labels"])
     items: list[Spans] = []
-    for one in controls:
-        for delta in one.deltas:
-            if not delta.by_seed:
-                continue
-            within = delta.is_within_noise
-            word = "no standard error" if within is None else "within 2 s.e." if within else "not within 2 s.e."
-            num = len(delta.by_seed)
-            se = "" if delta.se is None else f", s.e. {figure(delta.se)} over {f'{num} seeds' if num > 1 else 'rows'}"
-            chance = (
-                f"; with {num} seeds chance alone does that in {_chance(num)}" if within is False and num > 1 else ""
-            )
-            told = f"{short(study)} {value_text(delta.at)}: {move(delta.paired.value)}{se}: "
-            items.append([told, bold(word), chance])
+    for delta in (delta for one in controls for delta in one.deltas if delta.by_seed):
+        num, word, se, chance = len(delta.by_seed), "no standard error", "", ""
+        if delta.se is not None:
+            is_within = abs(delta.paired.value) <= _MOST_SE * delta.se
+            word = "within 2 s.e." if is_within else "not within 2 s.e."
+            se = f", s.e. {_rounded(delta.se)} over {f'{num} seeds' if num > 1 else 'rows'}"
+            if not is_within and num > 1:  # how often so few values pass two standard errors where nothing differs
+                percent = 200 * upper_tail(_MOST_SE, num - 1)
+                chance = f"; with {num} seeds chance alone does that in {percent:.0f} % of cases"
+        items.append([f"{_short(study)} {value_text(delta.at)}: {_move(delta.paired.value)}{se}: ", bold(word), chance])
     if items:
         yield Bullets(items)
         yield Paragraph(["With labels dealt out at random a component means nothing: what is left of the difference "
                          "is not the work of components."])  # fmt: skip
     else:
-        yield Paragraph([f"No seed of the control has two values of {short(study)} yet."])
+        yield Paragraph([f"No seed of the control has two values of {_short(study)} yet."])
 
 
-def _chance(num_seeds: int) -> str:
-    """How often two standard errors of so few values are passed where nothing differs."""
-    return f"{200 * upper_tail(MOST_SE, num_seeds - 1):.0f} % of cases"
+def _best(study: Study, series: Sequence[Series]) -> Iterator[Block]:
+    """The best point of each series, and whether it is one."""
+    items: list[Spans] = []
+    for one in series:
+        found = best(study, one)
+        if found is None or one.is_control:
+            continue
+        seeds = f"mean of {found.num_seeds} seeds" if found.num_seeds > 1 else "one seed"
+        beside = one.at(found.at)[0].beside
+        text = "".join(f", {one_line(key)} = {value_text(value)}" for key, value in beside.items())
+        text += f", {_rounded(found.mean)} ({seeds}). Next is {value_text(found.second)}"
+        if found.difference is not None and found.difference.is_known:
+            tells = "which it cannot be told from" if found.difference.covers_zero else "which is worse"
+            text += f", {tells}: {_estimate(found.difference, 'difference')}. "
+        else:
+            text += "; one seed cannot tell the two apart. "
+        if num := study.diverged[value_text(found.at)]:
+            text += f"{num} run{'s' if num > 1 else ''} there diverged. "
+        if found.is_edge:
+            text += "It is at the edge of what was tried: the optimum may lie beyond it."
+        elif study.is_numeric and len(one.places) > 2:
+            text += "It is not at the edge of what was tried."
+        label = f"{one.label}: " if one.label else ""
+        items.append([label, bold(f"{one_line(study.x)} = {value_text(found.at)}"), text.rstrip()])
+    if items:
+        yield Heading(2, ["best"])
+        yield Bullets(items)
 
 
 def _components(study: Study, series: Sequence[Series]) -> Iterator[Block]:
-    told = [one for one in series if any(member.reading.groups for member in one.cells.values())]
-    if not told:
-        return
     yield Heading(2, ["by component"])
-    for one in told:
-        if one.label:
-            yield Paragraph([bold(one.label)])
+    for one in series:
         names = sorted({name for member in one.cells.values() for name in member.reading.groups})
-        head = ["component", *(f"{short(study)} {value_text(place)}" for place in one.places)]
-        rows = [[one_line(name), *(_of_component(one, place, name) for place in one.places)] for name in names]
-        yield Table(head, rows, numeric=range(1, len(head)))
+        if one.label and names:
+            yield Paragraph([bold(one.label)])
+        rows: list[list[Spans | str]] = []
+        for name in names:
+            cells: list[Spans | str] = [one_line(name)]
+            for place in one.places:
+                values = [m.reading.groups[name].value for m in one.at(place) if name in m.reading.groups]
+                cells.append(f"{_rounded(fmean(values))} ({len(values)})" if values else "-")
+            rows.append(cells)
+        if rows:
+            head = ["component", *(f"{_short(study)} {value_text(place)}" for place in one.places)]
+            yield Table(head, rows, numeric=range(1, len(head)))
     yield Paragraph(["The mean over the seeds that have the component, with their number."])
 
 
-def _of_component(series: Series, place: Any, name: str) -> str:
-    values = [m.reading.groups[name].value for m in series.at(place) if name in m.reading.groups]
-    return f"{figure(fmean(values))} ({len(values)})" if values else "-"
-
-
-def _curves(study: Study, series: Sequence[Series], drawings: dict[str, str]) -> Iterator[Block]:
+def _positions(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     """The loss by position in the context."""
     is_first = True
     for number, one in enumerate(series):
-        found = curves(one)
+        found = position_curves(one)
         if not found:
             continue
         if is_first:
@@ -320,32 +386,50 @@ def _curves(study: Study, series: Sequence[Series], drawings: dict[str, str]) ->
         names = list(found)
         every = math.ceil(len(names) / _MOST_CURVES)
         shown = names if len(names) <= _MOST_CURVES else [*names[:-1:every], names[-1]][-_MOST_CURVES:]
-        lines = [Line(f"{short(study)} {name}", range(len(found[name][0])), found[name][0]) for name in shown]
+        lines = [Line(f"{_short(study)} {name}", range(len(found[name][0])), found[name][0]) for name in shown]
         title = f"{study.name}: loss by position, mean over seeds{f', {one.label}' if one.label else ''}"
-        file = f"positions{number or ''}.svg"
-        drawings[file] = plot_svg(Plot(title, "position", lines))
-        yield Picture(file, title, drawings[file])
+        yield Picture(f"positions{number or ''}.svg", title, svg(Plot(title, "position", lines)))
         if len(shown) < len(names):
             yield Paragraph([f"{len(shown)} of {len(names)} curves are drawn; all are in ", code("positions.csv"), "."])
 
 
-def _runs(study: Study) -> Iterator[Block]:
-    yield Heading(2, ["runs"])
+def _fit_items(study: Study, fit: Fits) -> Iterator[Spans]:
+    x, law = _short(study), fit.power
+    if fit.line is not None:
+        over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
+        level, slope = fit.line.intercept, fit.line.slope
+        conclusion = f"Each doubling {'lowers' if slope.value < 0 else 'raises'} it."
+        if not slope.is_known:
+            conclusion = "Too few points for an interval: the data cannot tell whether there is a slope."
+        elif slope.covers_zero:
+            conclusion = "The interval covers 0: the data cannot tell whether there is a slope."
+        found = f"a = {_estimate(level, 'figure')}, b = {_estimate(slope, 'difference')} over {over}"
+        found += f"; residuals {_rms(fit.line.residuals)} (rms)"
+        yield [bold(f"a + b log2({x})"), f": {found}. {conclusion}"]
+    if law is not None:
+        conclusion = ""
+        if law.gain.covers_zero:
+            conclusion = " The interval of d covers 0: the data cannot tell whether it falls at all."
+        elif law.exponent.low == 0 or math.isinf(law.exponent.high) or math.isinf(law.floor.low):
+            conclusion = " An interval is open: the data cannot tell where it levels off."
+        found = f"c = {_estimate(law.floor, 'figure')}, d = {_estimate(law.gain, 'figure')}, "
+        found += f"e = {_estimate(law.exponent, 'exponent')}; residuals {_rms(law.residuals)} (rms)"
+        yield [bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}.{conclusion}"]
+    elif fit.why_no_power:
+        yield [bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."]
+
+
+def _runs(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     has_series = any(member.series or member.is_control for member in study.members)
     rows: list[list[Spans | str]] = []
-    for label, members in study.series().items():
-        for one in members:
-            figure, step = one.reading.figure, one.reading.step
-            beside = [value_text(value) for value in one.beside.values()]
-            rows.append([one_line(one.run.id), value_text(one.at), *beside, one.seed, *([label] if has_series else []),
-                         value_text(figure.value), "-" if figure.se is None else value_text(figure.se),
-                         "-" if step is None else str(step)])  # fmt: skip
+    for one in (member for each in series for member in each.cells.values()):
+        figure, step = one.reading.figure, one.reading.step
+        beside = [value_text(value) for value in one.beside.values()]
+        rows.append([one_line(one.run.id), value_text(one.at), *beside, one.seed, *([one.label] if has_series else []),
+                     value_text(figure.value), "-" if figure.se is None else value_text(figure.se),
+                     "-" if step is None else str(step)])  # fmt: skip
     beside = [one_line(key.rpartition(".")[2]) for key in study.moves_along]
-    head = ["run", short(study), *beside, "seed", *(["series"] if has_series else []), one_line(study.metric), "s.e.",
+    head = ["run", _short(study), *beside, "seed", *(["series"] if has_series else []), one_line(study.metric), "s.e.",
             "step"]  # fmt: skip
+    yield Heading(2, ["runs"])
     yield Table(head, rows, numeric=(*range(1, 3 + len(beside)), *range(len(head) - 3, len(head))))
-
-
-def _drawn(drawings: dict[str, str], name: str, scatter: Scatter) -> Picture:
-    drawings[f"{name}.svg"] = scatter_svg(scatter)
-    return Picture(f"{name}.svg", scatter.title, drawings[f"{name}.svg"])

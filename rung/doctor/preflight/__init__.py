@@ -1,1 +1,1 @@
-"""Looks at a run before its first step. Each check is a function of a Bench; `checks.py` lists them in order."""
+"""Looks at a run before its first step. Each check is a function of a CheckContext; `checks.py` lists them in order."""

@@ -1,10 +1,8 @@
-"""Looks at what batches hold before a model gets them for good: ids that have a row, labels that have a class, and
-targets in every micro.
+"""Checks batches before the model trains on them: ids have a row, labels have a class, every micro has targets.
 
-On CUDA an id out of range ends the process, so it must be found before the call. The first forward goes through a lens
-that looks before each lookup, and says which array of the batch the ids came from. Further micros are then judged on
-the host, by their smallest and largest id: that only accuses. The rows accused go through the wary forward as well, and
-it alone convicts, so padding that no table ever sees is no error.
+On CUDA an id out of range ends the process, so it must be found before the call. The first forward pass runs under a
+BoundsCheck, which knows from which array of the batch the ids come. Further micros are screened on the host; suspect
+rows then run under the BoundsCheck too, and it alone decides: padding that never reaches a table is no error.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rung.data.prefetch import Cut, Feed, Micro
-from rung.doctor.preflight.forward import NotAsked, forward, rows_of
-from rung.doctor.preflight.result import Bench, Check, Result
-from rung.engine.lens import Lens, OutOfRange, WaryLens, num_classes
+from rung.doctor.preflight.forward import forward, rows_of
+from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
+from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange, num_classes
+from rung.engine.prefetch import BatchLayout, Micro, Prefetcher
+from rung.errors import RecipeError
 
 ROWS = 4  # of one forward
 MICROS, QUICK_MICROS = 64, 4
@@ -37,73 +36,85 @@ class Source(NamedTuple):
     dtype: torch.dtype
 
 
-def ids_in_range(bench: Bench) -> Iterator[Result]:
-    """Ids below the rows of their table, labels below the classes of the logits (D3)."""
+@check("ids in range", "D3")
+def ids_in_range(context: CheckContext) -> Iterator[Result]:
+    """Ids below the rows of their table, labels below the classes of the logits."""
     try:
-        lens = _wary(bench, bench.micro)
+        tracer = _bounds_check(context, context.micro)
     except OutOfRange as found:
-        yield _out_of_range(bench, bench.micro, found)
+        yield _out_of_range(context, context.micro, found)
         return
+    except RecipeError:
+        raise
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        bench.shared["broken"] = "the first forward fails"
-        yield Result("first forward", "fail", f"{type(error).__name__}: {line}", "make the loss work on rows of step 0")
+        context.shared["broken"] = "the first forward fails"
+        seen = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        yield Result("fail", seen, "fix the loss on the rows of step 0", name="first forward", rule="")
         return
-    sources, is_complete = sources_of(lens, bench.micro)
+    sources, is_complete = sources_of(tracer, context.micro)
     if not sources and is_complete:
-        raise NotAsked("no table of embeddings and no labels of classes were seen")
-    num_looked, acquitted = 0, set[tuple[str, int]]()
-    for micro in micros(bench):
-        rows = _accused(micro, sources, acquitted) if is_complete else np.arange(len(micro.ids))
+        raise NotAsked("there are no embeddings and no class labels")
+    num_looked, cleared = 0, set[tuple[str, int]]()
+    for micro in micros(context):
+        rows = _suspects(micro, sources, cleared) if is_complete else np.arange(len(micro.ids))
         while len(rows):
-            part = _on_device(bench, micro, rows[:ROWS])
+            part = _on_device(context, micro, rows[:ROWS])
             try:
-                _wary(bench, part)
+                _bounds_check(context, part)
             except OutOfRange as found:
-                yield _out_of_range(bench, part, found)
+                yield _out_of_range(context, part, found)
                 return
-            acquitted |= {(s.array, int(v)) for s in sources for v in np.unique(part.batch[s.array].cpu())}
-            rows = _accused(micro, sources, acquitted) if is_complete else rows[:0]
+            cleared |= {(s.array, int(v)) for s in sources for v in np.unique(part.batch[s.array].cpu())}
+            rows = _suspects(micro, sources, cleared) if is_complete else rows[:0]
         num_looked += 1
     how = "on the host" if is_complete else f"by a forward of {ROWS} rows each"
     limits = ", ".join(sorted({f"{s.what}s of {s.array} below {s.limit} ({s.module or 'the loss'})" for s in sources}))
-    yield Result("ids in range", "pass", f"{limits or 'all lookups'}; {num_looked} micros, {how}", rule="D3")
-    yield from _too_narrow(sources)
+    yield Result("pass", f"{limits or 'all lookups'}; {num_looked} micros, {how}")
+    for source in sources:
+        largest = torch.iinfo(source.dtype).max
+        if largest < source.limit - 1:
+            seen = (
+                f"{source.array} is {str(source.dtype).removeprefix('torch.')} and ends at {largest}, but "
+                f"{source.module or 'the loss'} has {source.limit}: larger ids would have wrapped around"
+            )
+            yield Result("warn", seen, "store the ids in a wider dtype", name="width of ids")
+            return
 
 
-def _wary(bench: Bench, micro: Micro) -> WaryLens:
-    lens = WaryLens(bench.setup.state.model)
-    forward(bench, micro, lens)
-    return lens
+def _bounds_check(context: CheckContext, micro: Micro) -> BoundsCheck:
+    tracer = BoundsCheck(context.setup.state.model)
+    forward(context, micro, tracer)
+    return tracer
 
 
-def _out_of_range(bench: Bench, micro: Micro, found: OutOfRange) -> Result:
+def _out_of_range(context: CheckContext, micro: Micro, found: OutOfRange) -> Result:
     where, per_row = "", found.num_values // max(1, len(micro.ids))
     if per_row and found.num_values % len(micro.ids) == 0:
         where = f"row {micro.ids[found.place // per_row]} of train, position {found.place % per_row}: "
-    bench.shared["broken"] = "ids are out of range"
+    context.shared["broken"] = "ids are out of range"
     of = "rows" if found.what == "id" else "classes"
-    return Result(
-        "ids in range", "fail",
-        f"{where}{found.what} {found.value} goes into {found.module or 'the loss'}, which has {found.limit} {of}",
-        f"the largest {found.what} may be {found.limit - 1}: enlarge the {'table' if of == 'rows' else 'head'}, mend "
-        "the data, or mask what is padding", "D3",
-    )  # fmt: skip
+    seen = f"{where}{found.what} {found.value} goes into {found.module or 'the loss'}, which has {found.limit} {of}"
+    remedy = (
+        f"the largest {found.what} may be {found.limit - 1}: enlarge the {'table' if of == 'rows' else 'head'}, fix "
+        "the data, or mask the padding"
+    )
+    return Result("fail", seen, remedy)
 
 
-def sources_of(lens: Lens, micro: Micro) -> tuple[list[Source], bool]:
+def sources_of(tracer: OpTracer, micro: Micro) -> tuple[list[Source], bool]:
     """Which arrays of the batch were looked up or judged as they are, and whether that explains every lookup."""
     sources, is_complete = [], True
-    for lookup in lens.lookups:
-        if (name := array_of(lookup.ids, micro)) is not None:
-            sources.append(Source(name, "id", lookup.num_rows, lookup.module, micro.batch[name].dtype))
+    for lookup in tracer.lookups:
+        if (found := stretch_of(lookup.ids, micro)) is not None:
+            dtype = micro.batch[found[0]].dtype
+            sources.append(Source(found[0], "id", lookup.num_rows, lookup.module, dtype))
         elif not is_place(lookup.ids, len(micro.ids)):
             is_complete = False
-    for judged in lens.judged:
-        if judged.targets.is_floating_point() or judged.ignore_index is None:
+    for call in tracer.loss_calls:
+        if call.targets.is_floating_point() or call.ignore_index is None:
             continue
-        if (name := array_of(judged.targets, micro, judged.ignore_index)) is not None:
-            sources.append(Source(name, "label", num_classes(judged), judged.module, micro.batch[name].dtype))
+        if (found := stretch_of(call.targets, micro, call.ignore_index)) is not None:
+            sources.append(Source(found[0], "label", num_classes(call), call.module, micro.batch[found[0]].dtype))
         else:
             is_complete = False
     return sources, is_complete
@@ -117,14 +128,8 @@ def is_place(ids: Tensor, num_rows: int) -> bool:
     return len(by_row) > 1 and bool((by_row == by_row[0]).all())
 
 
-def array_of(ids: Tensor, micro: Micro, ignored: int | None = None) -> str | None:
-    """The integer array of the batch of which each row of `ids` is a stretch, the same one in all rows."""
-    found = stretch_of(ids, micro, ignored)
-    return None if found is None else found[0]
-
-
 def stretch_of(ids: Tensor, micro: Micro, ignored: int | None = None) -> tuple[str, int] | None:
-    """That array, and where in it the stretch begins."""
+    """The integer array of the batch of which each row of `ids` is a stretch, and where in it all of them begin."""
     num_rows = len(micro.ids)
     if not ids.numel() or ids.numel() % num_rows:
         return None
@@ -142,61 +147,49 @@ def stretch_of(ids: Tensor, micro: Micro, ignored: int | None = None) -> tuple[s
     return None
 
 
-def micros(bench: Bench) -> Iterator[Micro]:
+def micros(context: CheckContext) -> Iterator[Micro]:
     """Micros of the run after the first, on the host, as long as there is time."""
-    setup = bench.setup
-    rows, device = setup.cut.micro_rows, torch.device("cpu")
-    feed = Feed(setup.streams["train"], Cut(rows, rows), setup.cfg.seed, device, 0)
-    end = time.monotonic() + (QUICK_LIMIT_S if bench.is_quick else LIMIT_S)
-    for step in range(QUICK_MICROS if bench.is_quick else MICROS):
+    setup = context.setup
+    rows, device = setup.layout.micro_rows, torch.device("cpu")
+    prefetcher = Prefetcher(setup.streams["train"], BatchLayout(rows, rows), setup.cfg.seed, device, 0)
+    end = time.monotonic() + (QUICK_LIMIT_S if context.is_quick else LIMIT_S)
+    for step in range(QUICK_MICROS if context.is_quick else MICROS):
         if step and time.monotonic() > end:
             return
-        yield feed.take(step)[0]
+        yield prefetcher.take(step)[0]
 
 
-def _accused(micro: Micro, sources: list[Source], acquitted: set[tuple[str, int]]) -> np.ndarray:
+def _suspects(micro: Micro, sources: list[Source], cleared: set[tuple[str, int]]) -> np.ndarray:
     """Rows with a number that has no row or class, unless that number has been through a forward before."""
     rows = np.zeros(len(micro.ids), bool)
     for source in sources:
         array = micro.batch[source.array].reshape(len(micro.ids), -1).long().numpy()
         if array.size and (array.min() < 0 or array.max() >= source.limit):
             is_bad = (array < 0) | (array >= source.limit)
-            known = [value for name, value in acquitted if name == source.array]
+            known = [value for name, value in cleared if name == source.array]
             rows |= (is_bad & ~np.isin(array, known)).any(axis=1)
     return np.flatnonzero(rows)
 
 
-def _on_device(bench: Bench, micro: Micro, rows: np.ndarray) -> Micro:
-    device = bench.setup.world.device
+def _on_device(context: CheckContext, micro: Micro, rows: np.ndarray) -> Micro:
+    device = context.setup.world.device
     batch = {name: torch.from_numpy(tensor.numpy()[rows]).to(device) for name, tensor in micro.batch.items()}
     draw = type(micro.draw)(micro.draw.seed, micro.draw.step, micro.draw.rows[rows])
     return Micro(micro.ids[rows], draw, batch)
 
 
-def _too_narrow(sources: list[Source]) -> Iterator[Result]:
-    for source in sources:
-        largest = torch.iinfo(source.dtype).max
-        if largest < source.limit - 1:
-            yield Result(
-                "width of ids", "warn",
-                f"{source.array} is {str(source.dtype).removeprefix('torch.')} and ends at {largest}, but "
-                f"{source.module or 'the loss'} has {source.limit}: larger ids would have wrapped around",
-                "store the ids in a wider dtype", "D3",
-            )  # fmt: skip
-            return
-
-
-def targets(bench: Bench) -> Iterator[Result]:
-    """Targets in each micro: none explains a loss that is not finite, few make a noisy step (N6)."""
+@check("targets per micro", "N6")
+def targets(context: CheckContext) -> Iterator[Result]:
+    """Targets in each micro: none explains a loss that is not finite, few make a noisy step."""
     counts: list[float] = []
-    end = time.monotonic() + (QUICK_LIMIT_S if bench.is_quick else LIMIT_S)
-    for micro in micros(bench):
+    end = time.monotonic() + (QUICK_LIMIT_S if context.is_quick else LIMIT_S)
+    for micro in micros(context):
         count = 0.0
         for start in range(0, len(micro.ids), ROWS):
-            part = _on_device(bench, micro, np.arange(start, min(start + ROWS, len(micro.ids))))
-            loss = forward(bench, part)
+            part = _on_device(context, micro, np.arange(start, min(start + ROWS, len(micro.ids))))
+            loss = forward(context, part)
             if not torch.isfinite(loss.sum):
-                yield _not_finite(bench, part)
+                yield _not_finite(context, part)
                 return
             count += float(loss.count.detach())
             if counts and time.monotonic() > end:
@@ -204,36 +197,31 @@ def targets(bench: Bench) -> Iterator[Result]:
         else:
             counts.append(count)
     few, middle = float(np.quantile(counts, 0.05)), float(np.median(counts))
-    seen = (
-        f"{len(counts)} micros of {bench.setup.cut.micro_rows} rows: median {middle:g} targets, fewest {min(counts):g}"
-    )
+    rows = context.setup.layout.micro_rows
+    seen = f"{len(counts)} micros of {rows} rows: median {middle:g} targets, fewest {min(counts):g}"
     if min(counts) == 0:
-        yield Result("targets per micro", "warn", f"{counts.count(0.0)} of {seen}",
-                     "leave rows without targets out of the stream", "N6")  # fmt: skip
+        yield Result("warn", f"{counts.count(0.0)} of {seen}", "drop rows without targets from the stream")
     elif few < 0.1 * middle:
-        yield Result("targets per micro", "warn", f"{seen}; the fewest 5 % have {few / middle:.3f} of the median",
-                     "mix rows with many and few targets, or pack short ones together", "N6")  # fmt: skip
+        seen += f"; the fewest 5 % have {few / middle:.3f} of the median"
+        yield Result("warn", seen, "mix rows with many and few targets, or pack short ones together")
     else:
-        yield Result("targets per micro", "pass", seen, rule="N6")
+        yield Result("pass", seen)
 
 
-def _not_finite(bench: Bench, micro: Micro) -> Result:
+def _not_finite(context: CheckContext, micro: Micro) -> Result:
     """Names the row, and whether it is the lack of targets that makes its loss non-finite."""
-    bench.shared["broken"] = "the loss is not finite"
+    context.shared["broken"] = "the loss is not finite"
     for row in range(len(micro.ids)):
         one = rows_of(micro, row, row + 1)
-        loss = forward(bench, one)
+        loss = forward(context, one)
         if torch.isfinite(loss.sum):
             continue
         where = f"row {one.ids[0]} of train has a loss of {float(loss.sum.detach()):g}"
         if float(loss.count.detach()) == 0:
-            return Result("targets per micro", "fail", f"{where} and no target",
-                          "sum the losses of targets that count, and return their number; a mean over none is NaN",
-                          "N6")  # fmt: skip
-        return Result("finite loss", "fail", f"{where} over {float(loss.count.detach()):g} targets",
-                      "look at this row: a number that is not finite, or log 0, 0/0, an overflow", "N1")  # fmt: skip
-    return Result("finite loss", "fail", f"rows {micro.ids.tolist()} of train together have a loss that is not finite",
-                  "look at what the loss computes over rows", "N1")  # fmt: skip
-
-
-CHECKS = [Check("ids in range", ids_in_range), Check("targets per micro", targets)]
+            remedy = "sum the losses of targets that count, and return their number; a mean over none is NaN"
+            return Result("fail", f"{where} and no target", remedy)
+        seen = f"{where} over {float(loss.count.detach()):g} targets"
+        remedy = "inspect this row: a number that is not finite, log 0, 0/0, or an overflow"
+        return Result("fail", seen, remedy, name="finite loss", rule="N1")
+    seen = f"rows {micro.ids.tolist()} of train together have a loss that is not finite"
+    return Result("fail", seen, "check what the loss computes across rows", name="finite loss", rule="N1")

@@ -1,8 +1,8 @@
 """Runs the checks, one after the other, and leaves the run as it was.
 
-What only reads the config, the weights and the host's data comes first; then the ids, whose being out of range would
-end a process on CUDA; then what makes forwards; what changes state comes last and is not part of the quick form. A
-check that raises is a failure of its own and stops no other one.
+Checks that only read the config, the weights and the host's data come first; then the ids, which end a process on CUDA
+if they are out of range; then forward passes; checks that change state come last and are not part of the quick form. A
+check that raises is reported as such and stops no other, but for a recipe that breaks its contract.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -18,72 +18,78 @@ import torch
 from rung.doctor.preflight import (
     batches,
     causality,
+    copies,
     cut,
     inputs,
     leakage,
+    near_duplicates,
     numerics,
     objective,
     plan,
+    provenance,
     rehearsal,
     scale,
 )
-from rung.doctor.preflight.forward import NotAsked
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.result import Check, CheckContext, NotAsked, Result
 from rung.engine.build import Setup
+from rung.errors import RecipeError
 
-FILES = (plan, leakage, numerics, batches, scale, objective, causality, cut, inputs, rehearsal)
-QUICK_S = 10.0  # where the quick form takes longer, because a model is large and its device slow, the rest is left out
+FILES = (
+    plan, provenance, leakage, near_duplicates, numerics, batches, scale, objective, causality, cut, inputs, copies,
+    rehearsal,
+)  # fmt: skip
+QUICK_S = 10.0  # after that the rest of the quick form is skipped: a large model on a slow device
 
 
 def all_checks() -> list[Check]:
-    found = [check for file in FILES for check in file.CHECKS]
+    found = [value for file in FILES for value in vars(file).values() if isinstance(value, Check)]
     return sorted(found, key=lambda check: check.changes_state)
 
 
-def quick(setup: Setup, recipe_name: str) -> list[Result]:
-    """What `rung train` asks before step 0. Nothing of the run is changed."""
-    return run_checks(Bench(setup, is_quick=True, recipe_name=recipe_name))
-
-
-def run_checks(bench: Bench, report: Callable[[str, int, int], None] | None = None) -> list[Result]:
-    """All results, in order. `report(name, done, total)` is told what is being looked at."""
-    checks = [c for c in all_checks() if not bench.is_quick or (c.is_quick and not c.changes_state)]
+def run_checks(context: CheckContext, report: Callable[[str, int, int], None] | None = None) -> list[Result]:
+    """All results, in order. `report(name, done, total)` is called before each check."""
+    checks = [c for c in all_checks() if not context.is_quick or (c.is_quick and not c.changes_state)]
     results: list[Result] = []
-    begun, versions = time.monotonic(), _versions(bench)
+    begun, versions = time.monotonic(), _versions(context)
     for number, check in enumerate(checks):
         if report is not None:
             report(check.name, number, len(checks))
-        if broken := bench.shared.get("broken"):
-            results.append(Result(check.name, "skip", f"not asked: {broken}"))
-        elif bench.is_quick and time.monotonic() - begun > QUICK_S:
-            results.append(Result(check.name, "skip", f"not asked: {QUICK_S:g} s were over; `rung check` takes longer"))
-        elif check.changes_state:
-            results += _run(check, bench)
-        else:
-            with untouched(bench.setup):
-                results += _run(check, bench)
-            if moved := [name for name, version in _versions(bench).items() if versions.get(name) != version]:
-                results.append(_wrote(check, moved[0]))
-                versions = _versions(bench)
+        if broken := context.shared.get("broken"):
+            results.append(Result("skip", f"skipped: {broken}", name=check.name, rule=""))
+            continue
+        if context.is_quick and time.monotonic() - begun > QUICK_S:
+            seen = f"skipped after {QUICK_S:g} s; `rung check` runs it"
+            results.append(Result("skip", seen, name=check.name, rule=""))
+            continue
+        with nullcontext() if check.changes_state else untouched(context.setup):
+            try:
+                results += check(context)
+            except NotAsked as reason:
+                results.append(Result("skip", str(reason), name=check.name, rule=""))
+            except RecipeError:  # a mistake that training would make too, with its place: nothing else is worth saying
+                raise
+            except Exception as error:  # checks run code of other people
+                seen = f"the check failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                remedy = "fix the recipe if training fails like this too; if the recipe is right, please report a bug"
+                results.append(Result("warn", seen, remedy, name=check.name, rule=""))
+        now = _versions(context)
+        moved = [name for name, version in now.items() if versions.get(name) != version]
+        if moved and not check.changes_state:
+            seen = f"a forward pass wrote into {moved[0]} (during: {check.name})"
+            remedy = "change parameters through the optimizer only, and keep what a forward pass updates in buffers"
+            results.append(Result("warn", seen, remedy, name="weights stand still", rule=""))
+        versions = now
     return results
 
 
-def _run(check: Check, bench: Bench) -> list[Result]:
-    found: list[Result] = []
-    try:
-        found += check.look(bench)
-    except NotAsked as reason:
-        found.append(Result(check.name, "skip", str(reason)))
-    except Exception as error:  # a check meets code that nobody here has seen
-        line = (str(error).splitlines() or [""])[0]
-        seen = f"could not be asked: {type(error).__name__}: {line}"
-        found.append(Result(check.name, "warn", seen, "if training does the same, mend the recipe; if not, tell us"))
-    return found
+def quick(setup: Setup) -> list[Result]:
+    """What `rung train` checks before step 0. Changes nothing of the run."""
+    return run_checks(CheckContext(setup, is_quick=True))
 
 
 @contextmanager
 def untouched(setup: Setup) -> Iterator[None]:
-    """Puts back what looking may move: random states, modes, buffers, gradients, and which keys count as read."""
+    """Restores what a check may change: random states, modes, buffers, gradients, and which keys count as read."""
     model, device = setup.state.model, setup.world.device
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
@@ -106,13 +112,6 @@ def untouched(setup: Setup) -> Iterator[None]:
         setup.config.reads.intersection_update(reads)
 
 
-def _versions(bench: Bench) -> dict[str, int]:
-    """Weights are not copied, that would take as much memory again; each counts how often it was written to."""
-    return {name: parameter._version for name, parameter in bench.setup.state.model.named_parameters()}
-
-
-def _wrote(check: Check, name: str) -> Result:
-    return Result(
-        "weights stand still", "warn", f"a forward wrote into {name} (during: {check.name})",
-        "change parameters through the optimizer only, and keep what a forward moves in buffers",
-    )  # fmt: skip
+def _versions(context: CheckContext) -> dict[str, int]:
+    """How often each weight was written to: torch counts that, and a copy would take as much memory again."""
+    return {name: parameter._version for name, parameter in context.setup.state.model.named_parameters()}

@@ -1,8 +1,8 @@
-"""Asks whether the gradient of a step depends on how its rows are cut into micros.
+"""Checks that the gradient of a step does not depend on how its rows are cut into micros.
 
-It goes through the engine's own step, with an optimizer that catches the gradients instead of applying them, in float32
-and without dropout. The surprising thing: a loss that fails here often trains well enough, only not as the config says,
-and differently on another number of GPUs.
+Runs the engine's own step, with an optimizer that keeps the gradients instead of applying them, in float32 and without
+dropout. A loss that fails here often trains well enough, but not as the config says, and differently on another number
+of GPUs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rung.data.prefetch import Micro
-from rung.doctor.preflight.forward import NotAsked, exact, gap_of, has_class, rows_of
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.forward import gap_of, no_tf32, rows_of
+from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
 from rung.engine.clock import Clock
+from rung.engine.contract import place_of, read_loss
 from rung.engine.evaluate import eval_mode
+from rung.engine.guarded import ObjectiveState
 from rung.engine.parallel import World
-from rung.engine.step import Stepper, Trained
-from rung.recipe import Batch, Draw, Loss
+from rung.engine.precision import Precision
+from rung.engine.prefetch import Micro
+from rung.engine.step import Stepper
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 
 SAME_GRADIENT = 1e-3  # means of means over uneven masks differ by 0.3, no division by 3, sums over sums by 1e-7
 
 
 class _Catch(torch.optim.Optimizer):
-    """An optimizer that keeps gradients instead of applying them."""
+    """Keeps gradients instead of applying them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.0})
@@ -38,17 +42,6 @@ class _Catch(torch.optim.Optimizer):
         self.caught = [
             torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.param_groups[0]["params"]
         ]
-
-
-def _watched(draw: Draw, used: list[str]) -> Draw:
-    """A draw that notes when bulk noise is drawn, which depends on the cut."""
-
-    class Watched(Draw):
-        def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
-            used.append(f"through draw.generator({name!r})")
-            return Draw.generator(self, name, device)
-
-    return Watched(draw.seed, draw.step, draw.rows)
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -61,37 +54,72 @@ class _Step(NamedTuple):
     sums: list[tuple[float, float]]  # of the first objective, per micro
 
 
-def cut(bench: Bench) -> Iterator[Result]:
-    """The gradient of one micro of n rows against that of n micros of one row, through the engine's own step (O12)."""
-    model = bench.setup.state.model
-    if name := has_class(model, nn.modules.batchnorm._BatchNorm):
-        raise NotAsked(f"rows see each other through the BatchNorm {name}")
-    num_rows = len(bench.micro.ids)
+@check("same gradient in any cut", "O12")
+def cut(context: CheckContext) -> Iterator[Result]:
+    """The gradient of one micro of n rows against that of n micros of one row, through the engine's own step."""
+
+    class WatchedDraw(Draw):
+        """Records when bulk noise is drawn, which depends on the cut."""
+
+        def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+            noise.append(f"through draw.generator({name!r})")
+            return Draw.generator(self, name, device)
+
+    objectives, num_rows, draw = context.setup.state.objectives, len(context.micro.ids), context.micro.draw
     if num_rows < 2:
         raise NotAsked("a micro has one row")
     noise: list[str] = []
-    micro = bench.micro._replace(draw=_watched(bench.micro.draw, noise))
-    whole = _step(bench, [micro], noise)
-    parts = _step(bench, [rows_of(micro, i, i + 1) for i in range(num_rows)], noise)
+    micro = context.micro._replace(draw=WatchedDraw(draw.seed, draw.step, draw.rows))
+    whole = take_step(context, [micro], noise)
+    parts = take_step(context, [rows_of(micro, i, i + 1) for i in range(num_rows)], noise)
+    place = place_of(objectives[0].plain_loss)
+    if len(counts := {count for _, count in (*whole.sums, *parts.sums)}) == 1 and counts != {0.0}:
+        # Where all rows have as many targets the gradient is right all the same: only the count shows the mean.
+        seen = f"{place} returns the count {counts.pop():g} for one row and for {num_rows}"
+        remedy = "return the sum of the losses and the number of targets, not a mean: the engine divides"
+        yield Result("fail", seen, remedy)
+        return
+    for name, module in context.setup.state.model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise NotAsked(f"rows see each other through BatchNorm {name or 'the model'}")
     if noise:
-        raise NotAsked(f"the loss draws random numbers {noise[0]}, which depend on the cut; draw.noise does not")
-    gaps = {o.name: _distance(a, b) for o, a, b in zip(bench.setup.state.objectives, whole.gradients, parts.gradients)}
+        raise NotAsked(f"the loss draws random numbers {noise[0]}, which depend on the cut; those of draw.noise do not")
+    gaps = {o.name: gradient_gap(a, b) for o, a, b in zip(objectives, whole.gradients, parts.gradients)}
     worst = max(gaps, key=lambda name: gaps[name])
     seen = f"gradients of 1 x {num_rows} and {num_rows} x 1 rows differ by {gaps[worst]:.1e} ({worst})"
     if gaps[worst] <= SAME_GRADIENT:
-        yield Result("same gradient in any cut", "pass", seen, rule="O12")
+        yield Result("pass", seen)
         return
-    yield _explain(seen, whole.sums[0], parts.sums)
+
+    # The cause, from sums and counts. Rows that see each other, as in a contrastive loss, may be intended.
+    seen, (in_one, count_in_one) = f"{place}: {seen}", whole.sums[0]
+    total, count = (sum(column) for column in zip(*parts.sums, strict=True))
+    sums, num_targets = np.array(parts.sums).T
+    means = (float((sums * num_targets).sum() / num_targets.sum()), total / num_rows)  # over targets, and over rows
+    if gap_of(count, count_in_one) > SAME_GRADIENT:
+        seen += f"; counts {count_in_one:g} in one, {count:g} together"
+        yield Result("fail", seen, "return the number of targets as the count")
+    elif min(gap_of(mean, in_one) for mean in means) <= SAME_GRADIENT:
+        seen += f"; the loss is a mean: {in_one:.4g} in one, {total:.4g} added up"
+        yield Result("fail", seen, "return the sum of the losses, not their mean: the engine divides")
+    elif gap_of(total, in_one) <= SAME_GRADIENT:
+        yield Result("fail", f"{seen}, though the losses add up", "look for gradients that mix rows")
+    else:
+        remedy = (
+            "if rows should not see each other, look for a mean over rows or a wrong axis; if they should, the loss "
+            "depends on data.batch_size"
+        )
+        yield Result("warn", f"{seen}; losses are {in_one:.4g} in one, {total:.4g} added up", remedy)
 
 
-def _step(bench: Bench, micros: list[Micro], noise: list[str]) -> _Step:
-    setup, sums = bench.setup, list[tuple[float, float]]()
+def take_step(context: CheckContext, micros: list[Micro], noise: list[str]) -> _Step:
+    setup, sums = context.setup, list[tuple[float, float]]()
     catches = [_Catch(list(o.parameters)) for o in setup.state.objectives]
 
-    def noted(objective: Trained, is_first: bool) -> Any:
+    def noted(objective: ObjectiveState, is_first: bool) -> Any:
         def loss(batch: Batch, draw: Draw) -> Loss:
             before = _random_state(setup.world.device)
-            found = objective.plain_loss(batch, draw)
+            found = read_loss(objective.plain_loss, objective.plain_loss(batch, draw))
             if not torch.equal(before, _random_state(setup.world.device)):
                 noise.append("of torch")
             if is_first:
@@ -105,37 +133,16 @@ def _step(bench: Bench, micros: list[Micro], noise: list[str]) -> _Step:
         for number, (objective, catch) in enumerate(zip(setup.state.objectives, catches))
     ]
     world, nominal = World(0, 1, setup.world.device), len(micros) * setup.streams["train"].targets_per_row
-    stepper = Stepper(setup.state.model, objectives, exact(bench), world, max(1.0, nominal), 0.0)
+    precision = Precision("float32", setup.world.device)
+    stepper = Stepper(setup.state.model, objectives, precision, world, max(1.0, nominal), 0.0)
     copies = [m._replace(batch={name: tensor.clone() for name, tensor in m.batch.items()}) for m in micros]
-    with eval_mode(setup.state.model), torch.enable_grad():
+    with eval_mode(setup.state.model), torch.enable_grad(), no_tf32():
         stepper.step(0, copies, 0.0, Clock())
     return _Step([catch.caught for catch in catches], sums)
 
 
-def _distance(a: list[Tensor], b: list[Tensor]) -> float:
+def gradient_gap(a: list[Tensor], b: list[Tensor]) -> float:
     if not a or not b:
-        raise NotAsked("the step of these rows was left out: no targets, or a gradient that is not finite")
+        raise NotAsked("the step of these rows was skipped: no targets, or a gradient that is not finite")
     difference = torch.stack([(x - y).norm() for x, y in zip(a, b)]).norm()
     return float(difference / torch.stack([x.norm() for x in a]).norm().clamp(min=1e-30))
-
-
-def _explain(seen: str, whole: tuple[float, float], parts: list[tuple[float, float]]) -> Result:
-    """What sums and counts say about the cause. Rows that judge each other, as in a contrastive loss, may be meant."""
-    total, count = (sum(column) for column in zip(*parts, strict=True))
-    sums, counts = np.array(parts).T
-    name = "same gradient in any cut"
-    if gap_of(count, whole[1]) > SAME_GRADIENT:
-        return Result(name, "fail", f"{seen}; counts {whole[1]:g} in one, {count:g} together",
-                      "return the number of targets as the count", "O12")  # fmt: skip
-    if gap_of(float((sums * counts).sum() / counts.sum()), whole[0]) <= SAME_GRADIENT:
-        return Result(name, "fail", f"{seen}; the loss is a mean: {whole[0]:.4g} in one, {total:.4g} added up",
-                      "return the sum of the losses, not their mean: the engine divides, once", "O12")  # fmt: skip
-    if gap_of(total, whole[0]) <= SAME_GRADIENT:
-        return Result(name, "fail", f"{seen}, though the losses add up", "look for what backward sees of other rows",
-                      "O12")  # fmt: skip
-    return Result(name, "warn", f"{seen}; losses are {whole[0]:.4g} in one, {total:.4g} added up",
-                  "if rows are not meant to see each other, look for a mean over rows or a wrong axis; if they are, "
-                  "the loss depends on data.batch_size", "O12")  # fmt: skip
-
-
-CHECKS = [Check("same gradient in any cut", cut)]

@@ -1,133 +1,285 @@
-"""What goes into the model: is it there, is it finite, does it vary, is its scale one that a network can take?
+"""Whether the arrays of a batch are there, finite, varying, of a scale that a network can take, and alike in all sets.
 
-Looks at host arrays as streams gather them, before any recipe scales them; so pictures of bytes are fine as they are,
-and ids have no scale. Masks, and channels that a store declares constant, are expected not to vary. A channel that does
-not vary in the first rows is asked about again with more: a rare event is not a dead channel. Whether an array goes
-into the model or is what the loss compares with cannot be told from it: results name the array, and speak of both.
-
-Whether eval sets are like train is asked in shift.py, and whether the model uses what it is given in briefly.py.
+Looks at host arrays as streams gather them, before a recipe scales them; so pictures of bytes are fine, and ids have no
+scale. Of train the rows come in stretches of neighbours, each as long as the smallest eval set: how far these lie apart
+says what such a set may be like, without anything being wrong with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rung.doctor.preflight import briefly, shift
-from rung.doctor.preflight.arrays import AGAIN_ROWS, NUM_ROWS, QUICK_ROWS, Look, declared, look_at, rows_of
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.result import CheckContext, Result, check
+from rung.engine.contract import gather
+from rung.engine.evaluate import EVAL_STEP
+from rung.random import Draw
 
-FAR = 10.0  # |mean| in standard deviations: what varies is then lost beside what does not
+NUM_ROWS, QUICK_ROWS, AGAIN_ROWS = 256, 64, 1024
+NUM_STRETCHES = 8
+MOST_BYTES, QUICK_BYTES = 200_000_000, 30_000_000
+MOST_CHANNELS = 64  # a last axis longer than this is not one of channels
+TINY = 1e-6  # of max(1, |mean|): rounding
+MASKS = ("mask", "valid", "pad")
+FAR = 10.0  # |mean| in standard deviations: beyond that the variation is lost beside the mean
 SCALES = (1e-3, 1e3)
+LEAST_ROWS = 32  # of a set; fewer say nothing about it
+SHIFT, RATIO = 0.5, 2.0  # of means, in standard deviations, and of those, between train and an eval set
 
 
-def sound_inputs(bench: Bench) -> Iterator[Result]:
+class ArrayStats(NamedTuple):
+    """An array of some rows, as float64 with its channels on the last axis, and what is known of it."""
+
+    name: str
+    array: np.ndarray
+    is_ids: bool
+    is_mask: bool
+    channels: np.ndarray  # (numbers, channels); one channel where there are none
+
+    @property
+    def mean(self) -> np.ndarray:
+        return np.asarray(self.channels.mean(0))
+
+    @property
+    def std(self) -> np.ndarray:
+        return np.asarray(self.channels.std(0))
+
+    @property
+    def still(self) -> np.ndarray:
+        """Channels that do not vary."""
+        return np.asarray(self.std <= TINY * np.maximum(1, np.abs(self.mean)))
+
+
+def array_stats(name: str, array: np.ndarray) -> ArrayStats:
+    is_mask = array.dtype == np.bool_ or any(part in name.lower() for part in MASKS)
+    is_ids = np.issubdtype(array.dtype, np.integer) and array.ndim <= 2
+    values = array.astype(np.float64)
+    if is_ids or array.ndim < 2:
+        return ArrayStats(name, array, is_ids, is_mask, values.reshape(-1, 1))
+    if array.ndim == 4 and array.shape[1] in (1, 3, 4) and array.shape[-1] not in (1, 3, 4):
+        values = np.moveaxis(values, 1, -1)
+    few = values.shape[-1] <= MOST_CHANNELS and not (array.ndim > 2 and array.dtype == np.uint8 and array.shape[-1] > 4)
+    return ArrayStats(name, array, is_ids, is_mask, values.reshape(-1, values.shape[-1] if few else 1))
+
+
+def sample_rows(context: CheckContext, stream: str, num_rows: int) -> dict[str, np.ndarray]:
+    """So many rows, or as many as fit the limit: eight stretches, or of a set with few rows those spread over all.
+
+    The quick form keeps them for the next check: it has few, and a slow stream should not be asked twice.
+    """
+    kept = ("rows", stream, num_rows)
+    if kept in context.shared:
+        return dict(context.shared[kept])
+    setup = context.setup
+    of, seed, step = setup.streams[stream], setup.cfg.seed, 0 if stream == "train" else EVAL_STEP
+    one = gather(of, np.zeros(1, np.int64), Draw(seed, step, np.arange(1)))
+    num_bytes = sum(np.asarray(array).nbytes for array in one.values())
+    most = (QUICK_BYTES if context.is_quick else MOST_BYTES) // max(1, num_bytes)
+    sizes = [held_out.num_rows for held_out in setup.evaluator.streams.values()]
+    stretch = min([setup.streams["train"].num_rows // NUM_STRETCHES, *sizes])
+    ids = spread_ids(of.num_rows, max(1, min(num_rows, most)), stretch)
+    arrays = {n: np.asarray(a) for n, a in gather(of, ids, Draw(seed, step, np.arange(len(ids)))).items()}
+    if context.is_quick:
+        context.shared[kept] = arrays
+    return dict(arrays)
+
+
+def spread_ids(num_rows: int, wanted: int, stretch: int) -> np.ndarray:
+    """Rows in NUM_STRETCHES equal stretches, one after the other; spread evenly where these do not fit."""
+    each = wanted // NUM_STRETCHES
+    if each < 1 or stretch < each or num_rows < NUM_STRETCHES * stretch:
+        wanted = min(wanted, num_rows)
+        return np.arange(wanted) * num_rows // wanted
+    starts = np.linspace(0, num_rows - stretch, NUM_STRETCHES).astype(np.int64)
+    return (starts[:, None] + np.arange(each) * stretch // each).reshape(-1)
+
+
+def _stats_of_store(context: CheckContext) -> dict[str, Any]:
+    """What the store of the data says of channels: mean, std and the names of those that do not vary, if anything."""
+    for owner in (context.setup.streams["train"], context.setup.recipe):
+        info = getattr(getattr(owner, "store", None), "info", None)
+        if isinstance(info, Mapping) and isinstance(info.get("statistics"), Mapping):
+            return {"names": info.get("controls", ()), **info["statistics"]}
+    return {}
+
+
+@check("inputs", "D4")
+def sound_inputs(context: CheckContext) -> Iterator[Result]:
     """Each tensor of the train batch by itself."""
-    num_rows = QUICK_ROWS if bench.is_quick else NUM_ROWS
-    arrays = rows_of(bench, "train", num_rows)
-    known, found = declared(bench), list[Result]()
+    arrays = sample_rows(context, "train", QUICK_ROWS if context.is_quick else NUM_ROWS)
+    known, found = _stats_of_store(context), list[Result]()
     lengths = {len(array) for array in arrays.values()}
     if len(lengths) > 1:
         seen = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        yield Result("inputs", "fail", f"first axes differ: {seen}", "give every array one entry per row, first", "D4")
+        yield Result("fail", f"first axes differ: {seen}", "give every array one entry per row, first")
         return
-    looks = [look_at(name, np.asarray(array)) for name, array in arrays.items()]
-    for look in looks:
-        found += _wrong(bench, look, known)
-    detail = "\n".join(look.line() for look in looks)
-    yield from (result._replace(detail=detail) for result in found)
+    lines = []
+    for name, a in arrays.items():
+        found += _faults(context, array_stats(name, a), known)
+        line = f"{name}: {a.dtype} {'x'.join(map(str, a.shape[1:])) or '1'}, {a.min():.4g} .. {a.max():.4g}"
+        lines.append(f"{line}, mean {a.mean():.4g}, std {a.std():.4g}")
+    yield from (replace(result, detail="\n".join(lines)) for result in found)
     if not found:
-        names = ", ".join(look.name for look in looks)
-        yield Result("inputs", "pass", f"{lengths.pop()} rows of {names}: finite, varying", rule="D4", detail=detail)
+        seen = f"{lengths.pop()} rows of {', '.join(arrays)}: finite, varying"
+        yield Result("pass", seen, detail="\n".join(lines))
 
 
-def _wrong(bench: Bench, look: Look, known: Mapping[str, Any]) -> Iterator[Result]:
-    name, array = "inputs", look.array
+def _faults(context: CheckContext, look: ArrayStats, known: Mapping[str, Any]) -> Iterator[Result]:
+    name, array, fill = look.name, look.array, f"fill {look.name} where it is gathered, or leave it out"
     if not np.isfinite(look.channels).all():
         num_bad = int((~np.isfinite(look.channels)).sum())
-        seen = f"{look.name} has {num_bad} of {array.size} numbers that are not finite"
-        yield Result(name, "fail", seen, "repair or drop these rows before training", "D4")
+        seen = f"{name} has {num_bad} of {array.size} numbers that are not finite"
+        yield Result("fail", seen, "repair or drop these rows before training")
         return
     if look.is_mask or len(array) < 2:
         return
     if array.min() == array.max():
         if array.flat[0] != 1:  # ones are flags, or weights, that do not differ yet
             what = "is silent: all zero" if not array.any() else f"is constant: {array.flat[0]:g}"
-            yield Result(name, "warn", f"{look.name} {what} in {len(array)} rows", _fill(look.name), "D4")
+            yield Result("warn", f"{name} {what} in {len(array)} rows", fill)
         return
     if (array == array[:1]).all():
-        if not _is_ramp(array[0]):
-            seen = f"all {len(array)} rows of {look.name} are the same"
-            yield Result(name, "warn", seen, "make the first axis the batch, and gather by id", "D4")
+        # A ramp is places or times: the same in every row, and rightly so.
+        row = array[0].reshape(-1).astype(np.float64)
+        is_ramp = len(row) > 2 and np.allclose(np.diff(row, 2), 0, atol=1e-6 * max(1.0, np.abs(row).max()))
+        if not is_ramp:
+            seen = f"all {len(array)} rows of {name} are the same"
+            yield Result("warn", seen, "make the first axis the batch, and gather by id")
         return
-    yield from _scale(look, known)
-    if (dead := _dead(bench, look, known)) and not look.is_ids:
-        remedy = f"{_fill(look.name)}; or declare them constant in the store"
-        yield Result(name, "warn", f"{look.name} has channels that do not vary: {', '.join(dead)}", remedy, "D4")
 
+    # Floats go into a model as they are, unless the store has statistics to bring them to a common scale.
+    if np.issubdtype(array.dtype, np.floating) and look.channels.shape[1] != len(known.get("mean", ())):
+        low, high, mean, std = float(array.min()), float(array.max()), float(array.mean()), float(array.std())
+        remedy = (
+            f"if the model gets {name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
+            "is gathered, or there; if one of them does so already, nothing needs to change"
+        )
+        if low >= 0 and 100 < high <= 255 and (array == np.round(array)).all():
+            yield Result("warn", f"{name} has 0..255 as floats", remedy)
+        elif abs(mean) > FAR * std or not SCALES[0] <= std <= SCALES[1]:
+            yield Result("warn", f"{name} has mean {mean:.4g} and deviation {std:.4g}", remedy)
 
-def _fill(name: str) -> str:
-    return f"fill {name} where it is gathered, or leave it out"
-
-
-def _is_ramp(row: np.ndarray) -> bool:
-    """Places or times: the same in every row, and rightly so."""
-    flat = row.reshape(-1).astype(np.float64)
-    return len(flat) > 2 and bool(np.allclose(np.diff(flat, 2), 0, atol=1e-6 * max(1.0, np.abs(flat).max())))
-
-
-def _scale(look: Look, known: Mapping[str, Any]) -> Iterator[Result]:
-    """Floats go into a model as they are, unless the store has statistics to bring them to a common scale."""
-    array = look.array
-    if not np.issubdtype(array.dtype, np.floating) or look.channels.shape[1] == len(known.get("mean", ())):
+    # Channels that vary neither here nor in more rows (a rare event is no dead channel), nor are known for it.
+    if look.is_ids or look.channels.shape[1] < 2:
         return
-    low, high, mean, std = float(array.min()), float(array.max()), float(array.mean()), float(array.std())
-    remedy = (
-        f"if the model gets {look.name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
-        "is gathered, or there; if one of them does so already, all is well"
-    )
-    if low >= 0 and 100 < high <= 255 and (array == np.round(array)).all():
-        yield Result("inputs", "warn", f"{look.name} has 0..255 as floats", remedy, "D4")
-    elif abs(mean) > FAR * std or not SCALES[0] <= std <= SCALES[1]:
-        yield Result("inputs", "warn", f"{look.name} has mean {mean:.4g} and deviation {std:.4g}", remedy, "D4")
-
-
-def _dead(bench: Bench, look: Look, known: Mapping[str, Any]) -> list[str]:
-    """Channels that vary neither here nor in more rows, nor are known for it."""
-    still = look.still
-    if look.channels.shape[1] < 2 or not still.any():
-        return []
     names: Sequence[str] = known.get("names", ())
-    names = list(names) if len(names) == len(still) else [str(channel) for channel in range(len(still))]
-    suspects = [c for c in np.flatnonzero(still).tolist() if names[c] not in known.get("constant", ())]
+    names = names if len(names) == len(look.still) else [str(channel) for channel in range(len(look.still))]
+    suspects = [c for c in np.flatnonzero(look.still).tolist() if names[c] not in known.get("constant", ())]
     if suspects:
-        more = look_at(look.name, np.asarray(rows_of(bench, "train", AGAIN_ROWS)[look.name]))
+        more = array_stats(name, sample_rows(context, "train", AGAIN_ROWS)[name])
         suspects = [c for c in suspects if more.still[c]]
     # All ones, as of a flag that is always up, or few rows: nothing to be said.
-    return [names[c] for c in suspects if look.mean[c] != 1 and len(look.array) >= QUICK_ROWS // 2]
+    dead = [names[c] for c in suspects if look.mean[c] != 1 and len(array) >= QUICK_ROWS // 2]
+    if dead:
+        remedy = f"{fill}; or declare them constant in the store"
+        yield Result("warn", f"{name} has channels that do not vary: {', '.join(dead)}", remedy)
 
 
-def declared_inputs(bench: Bench) -> Iterator[Result]:
+@check("declared inputs", "C1")
+def declared_inputs(context: CheckContext) -> Iterator[Result]:
     """Whether the tensors that `Recipe.inputs` names are in a batch; probes of a run take them away by these names."""
-    inputs, name = list(bench.setup.recipe.inputs()), "declared inputs"
+    inputs = list(context.setup.recipe.inputs())
     if not inputs:
-        yield Result(name, "skip", "the recipe declares none; see Recipe.inputs", rule="C1")
+        yield Result("skip", "the recipe declares none; see Recipe.inputs")
         return
-    for stream in ("train", *list(bench.setup.evaluator.streams)[:1]):
-        there = list(bench.rows(stream, 1)[1])
+    for stream in ("train", *list(context.setup.evaluator.streams)[:1]):
+        there = list(sample_rows(context, stream, 1))
         for given in inputs:
             if missing := [tensor for tensor in given.tensors if tensor not in there]:
-                seen = f"{given.name} is said to be in {missing[0]!r}, but a batch of {stream} has {', '.join(there)}"
-                yield Result(name, "fail", seen, "name one of these in Recipe.inputs", "C1")
+                seen = f"{given.name} needs {missing[0]!r}, but a batch of {stream} has {', '.join(there)}"
+                yield Result("fail", seen, "name one of these in Recipe.inputs")
                 return
-    yield Result(name, "pass", ", ".join(f"{i.name} ({', '.join(i.tensors)})" for i in inputs), rule="C1")
+    yield Result("pass", ", ".join(f"{i.name} ({', '.join(i.tensors)})" for i in inputs))
 
 
-CHECKS: list[Check] = [
-    Check("inputs", sound_inputs),
-    Check("declared inputs", declared_inputs),
-    *shift.CHECKS,
-    *briefly.CHECKS,
-]
+@check("train against eval sets", "D4")
+def same_as_in_training(context: CheckContext) -> Iterator[Result]:
+    """Each eval set against train, and train against what its store says.
+
+    Looks for another scale, type or order of channels, not for other content, which is what a held-out set is for.
+    """
+    num_rows, known = QUICK_ROWS if context.is_quick else NUM_ROWS, _stats_of_store(context)
+    train = {name: array_stats(name, a) for name, a in sample_rows(context, "train", num_rows).items()}
+    for look in train.values():
+        mean, std = np.array(known.get("mean", ())), np.array(known.get("std", ()))
+        if look.is_ids or look.channels.shape[1] != len(mean) or len(mean) < 2 or not np.isfinite(look.channels).all():
+            continue
+        # A store may leave out rows that do not count, and few rows of the sample may be of one kind: twice the limit.
+        far = np.abs(look.mean - mean) / std
+        if far.max() > 2 * SHIFT:
+            c = int(far.argmax())
+            seen = f"{look.name}[{c}] has mean {look.mean[c]:.4g}, the store says {mean[c]:.4g}"
+            remedy = "run `rung data` again; its statistics are stale"
+            yield Result("warn", f"{seen} with deviation {std[c]:.4g}", remedy, name="inputs against the store")
+    for stream in context.setup.evaluator.streams:
+        held = {name: array_stats(name, a) for name, a in sample_rows(context, stream, num_rows).items()}
+        faults = [fault for name in train if name in held for fault in _shifted(train[name], held[name], known)]
+        faults += [f"{name} is missing" for name in train if name not in held]
+        if faults:
+            remedy = f"prepare {stream} exactly as train: same scale, same order of channels"
+            yield Result("warn", "; ".join(faults), remedy, name=f"train against {stream}")
+            continue
+        num_held = max((len(look.array) for look in held.values()), default=0)
+        seen = f"{len(train)} arrays of the same types; scales differ no more than parts of train do"
+        if num_held < LEAST_ROWS:
+            seen = f"{len(train)} arrays of the same types; {num_held} rows are too few to compare scales"
+        yield Result("pass", seen, name=f"train against {stream}")
+
+
+def _shifted(train: ArrayStats, held: ArrayStats, known: Mapping[str, Any]) -> Iterator[str]:
+    """How a set differs from train beyond what stretches of train differ from each other: held-out episodes are of
+    other places, and their means may well be half a deviation away (measured: 0.8 in a walk of several rooms)."""
+    name = train.name
+    if train.array.dtype != held.array.dtype:
+        yield f"{name} is {train.array.dtype} in train and {held.array.dtype} here"
+    if train.is_ids or train.is_mask or train.channels.shape[1] != held.channels.shape[1]:
+        return
+    is_finite = np.isfinite(train.channels).all() and np.isfinite(held.channels).all()
+    # Channels that lie at one value most of the time, as a throttle does, have no scale in their deviation.
+    quarter, three_quarters = (np.percentile(train.channels, q, axis=0) for q in (25, 75))
+    ok = ~train.still & (quarter != three_quarters)
+    if len(names := known.get("names", ())) == len(ok):
+        ok &= np.array([name not in known.get("constant", ()) for name in names])
+    if not ok.any() or not is_finite or len(held.array) < LEAST_ROWS:
+        return
+    std = np.where(ok, train.std, 1)
+    usual_shift, usual_ratio = _between_stretches(train, std)
+    shift = np.where(ok, np.abs(held.mean - train.mean) / std, 0)
+    ratio = np.where(ok, np.abs(np.log(np.maximum(held.std, 1e-12) / std)), 0)
+    if ((shift - usual_shift) > SHIFT).any():
+        c = int((shift - usual_shift).argmax())
+        straight, reverse = (float(np.abs(means - train.mean).sum()) for means in (held.mean, held.mean[::-1]))
+        if train.channels.shape[1] == 3 and reverse < straight / 3:
+            yield f"the channels of {name} fit train in reverse order, and not as they are"
+        means = f"mean {train.mean[c]:.4g} in train and {held.mean[c]:.4g} here"
+        yield f"{name}[{c}] has {means}, {shift[c]:.1f} deviations apart"
+    if ((ratio - usual_ratio) > np.log(RATIO)).any():
+        c = int((ratio - usual_ratio).argmax())
+        yield f"{name}[{c}] has deviation {train.std[c]:.4g} in train and {held.std[c]:.4g} here"
+    if (ranges := (_range(train), _range(held)))[0] != ranges[1] and all(ranges):
+        yield f"{name} lies in {ranges[0]} in train and in {ranges[1]} here"
+
+
+def _between_stretches(look: ArrayStats, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The largest shift and log ratio that a stretch of train has against all of it, by channel."""
+    each = len(look.channels) // NUM_STRETCHES
+    if not each:
+        return np.zeros(len(std)), np.zeros(len(std))
+    parts = look.channels[: each * NUM_STRETCHES].reshape(NUM_STRETCHES, each, -1)
+    shift = np.abs(parts.mean(1) - look.mean) / std
+    ratio = np.abs(np.log(np.maximum(parts.std(1), 1e-12) / std))
+    return shift.max(0), np.where(parts.std(1).min(0) > 0, ratio.max(0), 0)
+
+
+def _range(look: ArrayStats) -> str:
+    """The usual range that pictures and sound fill to the brim, if it is one."""
+    if look.array.ndim < 3 or not np.issubdtype(look.array.dtype, np.floating):
+        return ""
+    low, high = float(look.array.min()), float(look.array.max())
+    for a, b in ((0, 255), (0, 1), (-1, 1)):
+        if abs(low - a) <= 0.02 * (b - a) and abs(high - b) <= 0.02 * (b - a):
+            return f"[{a}, {b}]"
+    return ""

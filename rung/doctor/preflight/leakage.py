@@ -1,13 +1,9 @@
 """Whether eval rows are in the training set: whole, in part, or as neighbours in time.
 
-Rows are compared by hashes of their content, which is what does not change with the draw. Of rows of ids the windows of
-50 are compared too, wherever they begin; those that are frequent in train, or made of two or three ids, are boilerplate
-and prove nothing. What is left is compared with how often windows of train are found elsewhere in train: chorales share
-phrases (1.7 % of windows, in any split), and short windows of few ids are alike by chance. Films have
-neighbours rather than duplicates; see neighbours.py.
-
-The work is bounded by the clock, so a large set is sampled, and what was sampled is said. Shares are of what was looked
-at; where train was sampled they are divided by the share of it that was seen.
+Rows are compared by hashes of their content, which is what does not change with the draw; rows of ids also by their
+windows of 50. How often windows of train are found elsewhere in train is no leak: chorales share phrases (1.7 % of
+windows, in any split). The work is bounded by the clock: where train was sampled, shares are divided by the share of it
+that was seen. Films have neighbours rather than duplicates; see near_duplicates.py.
 """
 
 from __future__ import annotations
@@ -19,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rung.doctor.preflight import neighbours
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.result import CheckContext, Result, check
+from rung.engine.contract import gather
 from rung.engine.evaluate import EVAL_STEP
-from rung.recipe import Arrays, Draw, Stream, scramble
+from rung.random import Draw, scramble
+from rung.recipe import Arrays, Stream
 
 NUM_EVAL, NUM_TRAIN = 2000, 50_000
 FIRST_CHUNK, CHUNK = 8, 256  # rows gathered at once: few until it is known how long they take
@@ -38,7 +35,7 @@ AROUND = 50  # rows before and after one that may be of the same piece, which ma
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
 
 
-class Rows(NamedTuple):
+class RowHashes(NamedTuple):
     """What is kept of some rows: a hash of each, and hashes of the windows of ids in them with the id of their row."""
 
     num_rows: int
@@ -47,23 +44,40 @@ class Rows(NamedTuple):
     owners: np.ndarray
 
 
-def leakage(bench: Bench) -> Iterator[Result]:
-    setup = bench.setup
-    seconds = QUICK_SECONDS if bench.is_quick else SECONDS
-    train = setup.streams["train"]
+@check("eval rows are not in train", "E7")
+def leakage(context: CheckContext) -> Iterator[Result]:
+    setup, seed, train = context.setup, context.setup.cfg.seed, context.setup.streams["train"]
+    seconds = QUICK_SECONDS if context.is_quick else SECONDS
     for name, held in setup.evaluator.streams.items():
-        names = content(train, held, setup.cfg.seed)
+        title = f"{name} is not in train"
+        names = content(train, held, seed)
         if not names:
-            yield Result(f"{name} is not in train", "skip", "no array of a row has one shape in both", rule="E7")
+            yield Result("skip", "no array of a row has one shape in both", name=title)
             continue
-        yield _compare(bench, name, names, seconds)
+        ours = read(held, names, min(NUM_EVAL, held.num_rows), EVAL_STEP, seed, seconds / 4)
+        theirs = read(train, names, min(NUM_TRAIN, train.num_rows), 0, seed, seconds)
+        seen_share = theirs.num_rows / train.num_rows
+        same = np.isin(ours.hashes[ours.hashes != 0], theirs.hashes)
+        duplicates = same.mean() / seen_share if same.sum() >= LEAST_ROWS else 0.0
+        found = overlap_of(ours, theirs)
+        overlap = (found.ours - found.usual) / seen_share
+        is_sure = found.ours - found.usual > 3 * found.error
+        seen = f"{min(1.0, duplicates):.2%} of rows are in train"
+        if len(ours.windows):
+            seen += (
+                f", {found.ours:.2%} of their windows of ids ({found.usual:.2%} of train's own are elsewhere in train)"
+            )
+        seen += f"; {ours.num_rows} of {held.num_rows} rows against {theirs.num_rows} of {train.num_rows} of train"
+        leaks = duplicates > DUPLICATES or (overlap > OVERLAP and is_sure)
+        remedy = "split by document or episode, not by window; remove duplicates before"
+        yield Result("warn" if leaks else "pass", seen, remedy, name=title)
 
 
 def content(train: Stream, held: Stream, seed: int) -> list[str]:
     """Arrays that both sets have in one shape and type, and that do not depend on the draw."""
     some = np.arange(min(4, train.num_rows, held.num_rows))
-    once, again = (train.gather(some, Draw(seed, step, some)) for step in (0, 1))
-    other = held.gather(some, Draw(seed, EVAL_STEP, some))
+    once, again = (gather(train, some, Draw(seed, step, some)) for step in (0, 1))
+    other = gather(held, some, Draw(seed, EVAL_STEP, some))
     return [
         name
         for name, array in once.items()
@@ -74,27 +88,6 @@ def content(train: Stream, held: Stream, seed: int) -> list[str]:
     ]
 
 
-def _compare(bench: Bench, name: str, names: list[str], seconds: float) -> Result:
-    setup, seed = bench.setup, bench.setup.cfg.seed
-    train, held = setup.streams["train"], setup.streams[name]
-    ours = read(held, names, min(NUM_EVAL, held.num_rows), EVAL_STEP, seed, seconds / 4)
-    theirs = read(train, names, min(NUM_TRAIN, train.num_rows), 0, seed, seconds)
-    seen_share = theirs.num_rows / train.num_rows
-    same = np.isin(ours.hashes[ours.hashes != 0], theirs.hashes)
-    duplicates = same.mean() / seen_share if same.sum() >= LEAST_ROWS else 0.0
-    found = overlap_of(ours, theirs)
-    overlap = (found.ours - found.usual) / seen_share
-    is_sure = found.ours - found.usual > 3 * found.error
-    sampled = f"{ours.num_rows} of {held.num_rows} rows against {theirs.num_rows} of {train.num_rows} of train"
-    what = f"{min(1.0, duplicates):.2%} of rows are in train"
-    if len(ours.windows):
-        what += f", {found.ours:.2%} of their windows of ids ({found.usual:.2%} of train's own are elsewhere in train)"
-    title, remedy = f"{name} is not in train", "split by document or episode, not by window; remove duplicates before"
-    if duplicates > DUPLICATES or (overlap > OVERLAP and is_sure):
-        return Result(title, "warn", f"{what}; {sampled}", remedy, "E7")
-    return Result(title, "pass", f"{what}; {sampled}", rule="E7")
-
-
 class Overlap(NamedTuple):
     """Shares of windows that are in train: of ours, and of train's own in rows far away, with what that may vary by."""
 
@@ -103,7 +96,7 @@ class Overlap(NamedTuple):
     error: float
 
 
-def overlap_of(ours: Rows, theirs: Rows) -> Overlap:
+def overlap_of(ours: RowHashes, theirs: RowHashes) -> Overlap:
     """Windows that are frequent in train do not count, neither here nor there."""
     order = np.argsort(theirs.windows, kind="stable")
     windows, owners = theirs.windows[order], theirs.owners[order]
@@ -128,7 +121,7 @@ def _by_row(owners: np.ndarray, is_shared: np.ndarray, is_counted: np.ndarray) -
     return float(share), float(np.std((shared - share * counted) / max(1.0, counted.mean())))
 
 
-def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, seconds: float) -> Rows:
+def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, seconds: float) -> RowHashes:
     """Hashes of rows spread over a set; in an order that leaves the same picture whenever the time is up."""
     begun, done, size = time.monotonic(), 0, FIRST_CHUNK
     ids = np.arange(num_rows) * stream.num_rows // num_rows
@@ -136,7 +129,7 @@ def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, 
     hashes, windows, owners = [], [], []
     while done < num_rows:
         some = ids[done : done + size]
-        arrays = stream.gather(some, Draw(seed, step, np.arange(done, done + len(some))))
+        arrays = gather(stream, some, Draw(seed, step, np.arange(done, done + len(some))))
         arrays = {name: np.ascontiguousarray(arrays[name]) for name in names}
         hashes.append(row_hashes(arrays))
         found, owner = id_windows(arrays)
@@ -147,7 +140,7 @@ def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, 
         if took > seconds:
             break
         size = min(CHUNK, 2 * size, 1 + int(done * (seconds - took) / took))  # as many as there is time for
-    return Rows(done, np.concatenate(hashes), np.concatenate(windows), np.concatenate(owners))
+    return RowHashes(done, np.concatenate(hashes), np.concatenate(windows), np.concatenate(owners))
 
 
 def row_hashes(arrays: Arrays) -> np.ndarray:
@@ -185,7 +178,12 @@ def id_windows(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
     hashes = rolling(ids, width)
     starts = np.arange(hashes.shape[1])
     is_whole = starts[None] + width <= lengths(ids)[:, None]
-    is_varied = _news(ids, width) > FEW_IDS
+    # How many ids of each window are not one of the FEW_IDS before them.
+    is_old = np.zeros(ids.shape, bool)
+    for back in range(1, FEW_IDS + 1):
+        is_old[:, back:] |= ids[:, back:] == ids[:, :-back]
+    sums = np.concatenate([np.zeros((len(ids), 1), np.int64), np.cumsum(~is_old, axis=1)], axis=1)
+    is_varied = sums[:, width:] - sums[:, :-width] > FEW_IDS
     rows, columns = np.nonzero(is_whole & is_varied)
     return hashes[rows, columns], rows
 
@@ -199,15 +197,3 @@ def rolling(ids: np.ndarray, width: int) -> np.ndarray:
         sums = np.cumsum(scramble(ids.astype(np.uint64)) * powers, axis=1, dtype=np.uint64)
         sums = np.concatenate([np.zeros((len(ids), 1), np.uint64), sums], axis=1)
         return np.asarray((sums[:, width:] - sums[:, :-width]) * back[: ids.shape[1] - width + 1])
-
-
-def _news(ids: np.ndarray, width: int) -> np.ndarray:
-    """(rows, windows): how many ids of each window are not one of the FEW_IDS before them."""
-    is_old = np.zeros(ids.shape, bool)
-    for back in range(1, FEW_IDS + 1):
-        is_old[:, back:] |= ids[:, back:] == ids[:, :-back]
-    sums = np.concatenate([np.zeros((len(ids), 1), np.int64), np.cumsum(~is_old, axis=1)], axis=1)
-    return np.asarray(sums[:, width:] - sums[:, :-width])
-
-
-CHECKS: list[Check] = [Check("eval rows are not in train", leakage), *neighbours.CHECKS]

@@ -1,9 +1,8 @@
-"""Asks of weights and optimizers alone whether the first update can be finite. No forward is made.
+"""Checks from weights and optimizers alone, without a forward pass, that the first update can be finite.
 
-The dry run takes each optimizer as it stands and lets it step on a copy of a corner of one parameter of each of its
-groups and dtypes: with no gradient at all and with a small one. So it knows nothing of eps, of fused kernels or of any
-class of optimizers, and sees what the update would really do. The surprising thing: a copy of an optimizer is made
-without its constructor, which may want arguments that nobody kept.
+The dry run steps a copy of each optimizer on a corner of one parameter per group and dtype, with a gradient of 0 and
+with a small one. It needs to know nothing of eps, fused kernels or classes of optimizers. The copy is made without
+calling the constructor, whose arguments nobody kept.
 """
 
 from __future__ import annotations
@@ -15,50 +14,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rung.doctor.preflight.result import Bench, Check, Result
-from rung.engine.guard import not_finite
+from rung.doctor.preflight.result import CheckContext, Result, check
+from rung.engine.guarded import not_finite
 
 GRADIENTS = (0.0, 1e-4)  # float16 AdamW with eps 1e-8 gives NaN at the first and -inf at the second
 CORNER = 8  # rows and columns of a parameter that are enough to step on
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def dry_run(bench: Bench) -> Iterator[Result]:
-    """Steps a copy of every (optimizer, group, dtype) with g = 0 and g = 1e-4 (N5)."""
-    peak = bench.setup.cfg.lr.learning_rate or 1e-3
-    names = {id(p): name for name, p in bench.setup.state.model.named_parameters()}
+@check("optimizer dry run", "N5")
+def dry_run(context: CheckContext) -> Iterator[Result]:
+    """Steps a copy of every (optimizer, group, dtype) with g = 0 and g = 1e-4."""
+    peak = context.setup.cfg.lr.learning_rate or 1e-3
+    names = {id(p): name for name, p in context.setup.state.model.named_parameters()}
     broken, tried, not_tried = [], 0, []
-    for trained in bench.setup.state.objectives:
+    for trained in context.setup.state.objectives:
         for optimizer in trained.optimizers:
             for group in optimizer.param_groups:
-                for parameter in smallest_by_dtype(group["params"]):
+                for dtype in dict.fromkeys(p.dtype for p in group["params"]):
+                    parameter = min((p for p in group["params"] if p.dtype == dtype), key=lambda p: p.numel())
                     where = f"{type(optimizer).__name__} on {names.get(id(parameter), trained.name)}"
-                    where += f" ({str(parameter.dtype).removeprefix('torch.')})"
+                    where += f" ({str(dtype).removeprefix('torch.')})"
                     try:
-                        outcome = step_on_copy(optimizer, group, parameter, peak * trained.lr_scale)
+                        outcome = step_on_copy(optimizer, group, parameter, peak * group.get("lr_scale", 1.0))
                     except Exception as error:  # a closure it wants, say
                         not_tried.append(f"{where}: {str(error).splitlines()[0] if str(error) else type(error)}")
                         continue
                     tried += 1
                     broken += [f"{where}: {bad} with a gradient of {g:g}" for g, bad in outcome.items() if bad]
     if broken:
-        yield Result(
-            "optimizer dry run", "fail", "; ".join(broken[:3]) + (f" and {len(broken) - 3} more" * (len(broken) > 3)),
-            "keep trained parameters in float32 and compute in half precision with system.dtype; else a fused "
-            "optimizer, or eps of 1e-6 or more", "N5",
-        )  # fmt: skip
+        seen = "; ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
+        remedy = (
+            "keep trained parameters in float32 and compute in half precision with system.dtype; or use a fused "
+            "optimizer, or an eps of 1e-6 or more"
+        )
+        yield Result("fail", seen, remedy)
     elif not_tried:
-        yield Result("optimizer dry run", "skip", f"{tried} groups fine; could not step {not_tried[0]}", rule="N5")
+        yield Result("skip", f"{tried} groups fine; could not step {not_tried[0]}")
     else:
-        yield Result("optimizer dry run", "pass", f"{tried} groups step to finite numbers", rule="N5")
-
-
-def smallest_by_dtype(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    found: dict[torch.dtype, nn.Parameter] = {}
-    for parameter in parameters:
-        if parameter.dtype not in found or parameter.numel() < found[parameter.dtype].numel():
-            found[parameter.dtype] = parameter
-    return list(found.values())
+        yield Result("pass", f"{tried} groups step to finite numbers")
 
 
 def step_on_copy(
@@ -68,13 +62,14 @@ def step_on_copy(
     outcome = {}
     for value in GRADIENTS:
         corner = parameter.detach()[tuple(slice(CORNER) for _ in range(parameter.dim()))].clone()
-        copied = nn.Parameter(corner.nan_to_num(0.0, 0.0, 0.0))  # whether it is finite now is another check's question
+        copied = nn.Parameter(corner.nan_to_num(0.0, 0.0, 0.0))  # that it is finite now is checked elsewhere
         copied.grad = torch.full_like(copied, value)
         dry = object.__new__(type(optimizer))
         dry.__dict__.update(optimizer.__dict__)
         dry.__dict__.pop("found_inf", None)
         dry.state = defaultdict(dict)
-        dry.param_groups = [{**group, "params": [copied], "lr": _like(group.get("lr"), lr)}]
+        is_tensor = isinstance(group.get("lr"), Tensor)
+        dry.param_groups = [{**group, "params": [copied], "lr": torch.full_like(group["lr"], lr) if is_tensor else lr}]
         dry._optimizer_step_pre_hooks = OrderedDict()
         dry._optimizer_step_post_hooks = OrderedDict()
         dry.step()
@@ -84,48 +79,35 @@ def step_on_copy(
     return outcome
 
 
-def _like(old: Any, lr: float) -> Any:
-    return torch.full_like(old, lr) if isinstance(old, Tensor) else lr
-
-
-def dtypes(bench: Bench) -> Iterator[Result]:
+@check("parameter dtypes", "N5")
+def dtypes(context: CheckContext) -> Iterator[Result]:
     """Half-precision weights that are trained have no room for small updates; frozen ones are fine."""
-    names = {id(p): name for name, p in bench.setup.state.model.named_parameters()}
-    trained = [p for o in bench.setup.state.objectives for p in o.parameters]
+    names = {id(p): name for name, p in context.setup.state.model.named_parameters()}
+    trained = [p for o in context.setup.state.objectives for p in o.parameters]
     halves = [names.get(id(p), "?") for p in trained if p.dtype in HALVES]
-    frozen = sum(p.dtype in HALVES and not p.requires_grad for p in bench.setup.state.model.parameters())
+    frozen = sum(p.dtype in HALVES and not p.requires_grad for p in context.setup.state.model.parameters())
     if halves:
-        yield Result(
-            "parameter dtypes", "warn",
-            f"{len(halves)} of {len(trained)} trained tensors are in half precision, such as {halves[0]}",
+        seen = f"{len(halves)} of {len(trained)} trained tensors are in half precision, such as {halves[0]}"
+        remedy = (
             "leave them in float32: an update below 1/256 (bfloat16) or 1/2048 (float16) of a weight is rounded away; "
-            "system.dtype sets the precision of forward and backward", "N5",
-        )  # fmt: skip
+            "system.dtype sets the precision of forward and backward"
+        )
+        yield Result("warn", seen, remedy)
     else:
         more = f"; {frozen} frozen in half precision" if frozen else ""
-        seen = f"{len(trained)} trained tensors, none in half precision{more}"
-        yield Result("parameter dtypes", "pass", seen, rule="N5")
+        yield Result("pass", f"{len(trained)} trained tensors, none in half precision{more}")
 
 
-def finite_weights(bench: Bench) -> Iterator[Result]:
+@check("finite weights", "N3")
+def finite_weights(context: CheckContext) -> Iterator[Result]:
     """Parameters must be finite. In buffers only NaN is an error: a mask is made of infinities."""
-    model = bench.setup.state.model
+    model = context.setup.state.model
     with torch.no_grad():
         bad = [name for name, p in model.named_parameters() if not_finite([p.detach()])]
         bad += [name for name, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()]
     if bad:
-        bench.shared["broken"] = f"{bad[0]} is not finite"
-        yield Result(
-            "finite weights", "fail", f"not finite before the first step: {', '.join(bad[:5])}",
-            "look at how it is initialised, or at the checkpoint it came from", "N3",
-        )  # fmt: skip
+        context.shared["broken"] = f"{bad[0]} is not finite"
+        seen = f"not finite before the first step: {', '.join(bad[:5])}"
+        yield Result("fail", seen, "check how it is initialised, or the checkpoint it came from")
     else:
-        num = sum(1 for _ in model.parameters())
-        yield Result("finite weights", "pass", f"{num} parameters, and buffers without NaN", rule="N3")
-
-
-CHECKS = [
-    Check("optimizer dry run", dry_run),
-    Check("parameter dtypes", dtypes),
-    Check("finite weights", finite_weights),
-]
+        yield Result("pass", f"{sum(1 for _ in model.parameters())} parameters, and buffers without NaN")

@@ -14,21 +14,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rung.data.prefetch import Micro
-from rung.doctor.preflight.forward import NotAsked, gap_of, in_eval, mean_of, watch
-from rung.doctor.preflight.listing import listing
-from rung.doctor.preflight.result import Bench, Check, Result
+from rung.doctor.preflight.batches import is_place
+from rung.doctor.preflight.forward import gap_of, in_eval, mean_of, watch
+from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
 from rung.engine.evaluate import Evaluator
-from rung.engine.lens import Judged, Lens
+from rung.engine.op_tracer import LossCall, OpTracer
 from rung.engine.parallel import World
-from rung.recipe import Batch, Draw, Loss
+from rung.engine.prefetch import Micro
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 
 ROWS = 4
 SAME_LOSS = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 1e-2}
 SAME_EVAL = 1e-6
+SHOWN = 24  # positions of a listed row at either end; between them only those around a change
 
 
-def counted(loss: Loss, judged: Sequence[Judged]) -> list[Tensor | None]:
+def counted(loss: Loss, judged: Sequence[LossCall]) -> list[Tensor | None]:
     """Per call of a loss function, in the shape of its targets: whether the target counts. None: cannot be seen."""
     found: list[Tensor | None] = []
     for one in judged:
@@ -44,8 +46,9 @@ def counted(loss: Loss, judged: Sequence[Judged]) -> list[Tensor | None]:
     return found
 
 
-def same_objective(bench: Bench) -> Iterator[Result]:
-    """One batch through the loss as in training and as in eval (E3).
+@check("same objective", "E3")
+def same_objective(context: CheckContext) -> Iterator[Result]:
+    """One batch through the loss as in training and as in eval.
 
     Counts and counted targets must be equal: an eval over other targets measures something else, and at step 0 the
     loss does not show it yet. Those of training are taken in training mode too, where a mask may hide behind
@@ -57,25 +60,40 @@ def same_objective(bench: Bench) -> Iterator[Result]:
     two losses nothing is concluded. Only a difference that neither explains is worth a warning, and none is a failure,
     because the same targets are judged.
     """
-    rows, later = bench.micro, replace(bench.micro.draw, step=bench.micro.draw.step + 1)
-    in_training, as_train, as_eval = _judge(bench, rows, True), _judge(bench, rows), _judge(bench, in_eval(rows))
-    detail = listing(rows, as_eval.lens, as_eval.counted)
+    rows, tolerance = context.micro, SAME_LOSS[context.setup.precision.name]
+    in_training, as_train, as_eval = _judge(context, rows, True), _judge(context, rows), _judge(context, in_eval(rows))
+    detail = listing(rows, as_eval.tracer, as_eval.counted)
     differing = _other_targets(as_train, as_eval) or _other_targets(in_training, as_eval)
-    again = None
-    if differing or gap_of(as_train.mean, as_eval.mean) > SAME_LOSS[bench.setup.precision.name]:
-        again = _judge(bench, rows._replace(draw=later))
-    if differing and again is not None:
+    gap, again = gap_of(as_train.mean, as_eval.mean), as_train
+    if differing or gap > tolerance:
+        again = _judge(context, rows._replace(draw=replace(rows.draw, step=rows.draw.step + 1)))
+    if differing:
         if drawn := _other_targets(as_train, again):
             raise NotAsked(f"the targets are drawn by step: of two training draws, {drawn}")
-        yield Result("same objective", "fail", differing, "give training and eval one mask", "E3", detail)
+        yield Result("fail", differing, "give training and eval one mask", detail=detail)
         return
-    noise = 0.0 if again is None else gap_of(as_train.mean, again.mean)
-    yield _same_loss(bench, as_train, as_eval, noise)._replace(detail=detail)
+
+    seen = f"{float(as_eval.loss.count):g} targets"
+    if all(one is None for one in as_eval.counted):
+        seen += " (which ones is not known: the loss calls no loss function of torch)"
+    seen += f"; loss {as_train.mean:.6g} under a training draw, {as_eval.mean:.6g} under that of an eval"
+    train, evaluated = as_train.loss.parts, as_eval.loss.parts
+    only = sorted(train.keys() ^ evaluated.keys())
+    gaps = [gap_of(mean_of(*train[name]), mean_of(*evaluated[name])) for name in train.keys() & evaluated.keys()]
+    if gap <= tolerance:
+        yield Result("pass", seen, detail=detail)
+    elif only and all(gap <= tolerance for gap in gaps):
+        yield Result("pass", f"{seen}; only one of them has {', '.join(only)}", detail=detail)
+    elif gap_of(as_train.mean, again.mean) > tolerance:
+        yield Result("pass", f"{seen}; two training draws differ as much", detail=detail)
+    else:
+        remedy = "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both"
+        yield Result("warn", f"{seen}: a difference of {gap:.2g}", remedy, detail=detail)
 
 
 class _Judged(NamedTuple):
     loss: Loss
-    lens: Lens
+    tracer: OpTracer
     counted: list[Tensor | None]
 
     @property
@@ -83,16 +101,16 @@ class _Judged(NamedTuple):
         return mean_of(self.loss.sum, self.loss.count)
 
 
-def _judge(bench: Bench, micro: Micro, is_training: bool = False) -> _Judged:
-    loss, lens = watch(bench, micro, is_training)
-    return _Judged(loss, lens, counted(loss, lens.judged))
+def _judge(context: CheckContext, micro: Micro, is_training: bool = False) -> _Judged:
+    loss, tracer = watch(context, micro, is_training)
+    return _Judged(loss, tracer, counted(loss, tracer.loss_calls))
 
 
 def _other_targets(a: _Judged, b: _Judged) -> str:
     """How the counted targets differ; empty where they do not. Calls that only one side makes are not compared."""
     if float(a.loss.count) != float(b.loss.count):
         return f"the same rows have {float(a.loss.count):g} targets in training and {float(b.loss.count):g} in eval"
-    for one, other, in_a, in_b in zip(a.lens.judged, b.lens.judged, a.counted, b.counted):
+    for one, other, in_a, in_b in zip(a.tracer.loss_calls, b.tracer.loss_calls, a.counted, b.counted):
         if one.function != other.function or in_a is None or in_b is None or in_a.shape != in_b.shape:
             continue
         if one.ignore_index is None and not torch.equal(one.predictions, other.predictions):
@@ -105,31 +123,49 @@ def _other_targets(a: _Judged, b: _Judged) -> str:
     return ""
 
 
-def _same_loss(bench: Bench, as_train: _Judged, as_eval: _Judged, noise: float) -> Result:
-    tolerance, gap = SAME_LOSS[bench.setup.precision.name], gap_of(as_train.mean, as_eval.mean)
-    is_seen = any(one is not None for one in as_eval.counted)
-    seen = f"{float(as_eval.loss.count):g} targets"
-    seen += "" if is_seen else " (which ones cannot be seen: no loss function of torch judges them)"
-    seen += f"; loss {as_train.mean:.6g} under a training draw, {as_eval.mean:.6g} under that of an eval"
-    if gap <= tolerance:
-        return Result("same objective", "pass", seen, rule="E3")
-    train, evaluated = as_train.loss.parts, as_eval.loss.parts
-    only = sorted(train.keys() ^ evaluated.keys())
-    gaps = [gap_of(mean_of(*train[name]), mean_of(*evaluated[name])) for name in train.keys() & evaluated.keys()]
-    if only and all(gap <= tolerance for gap in gaps):
-        return Result("same objective", "pass", f"{seen}; only one of them has {', '.join(only)}", rule="E3")
-    if noise > tolerance:
-        return Result("same objective", "pass", f"{seen}; training draws differ among themselves", rule="E3")
-    return Result(
-        "same objective", "warn", f"{seen}: a difference of {gap:.2g}",
-        "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both", "E3",
-    )  # fmt: skip
+def listing(micro: Micro, tracer: OpTracer, counted: Sequence[Tensor | None]) -> str:
+    """One row of the batch, position by position: the input, the target, and whether it counts.
+
+    Empty where no loss function with classes was seen.
+    """
+    num_rows = len(micro.ids)
+    for call, counts in zip(tracer.loss_calls, counted):
+        is_plain = call.ignore_index is not None and not call.targets.is_floating_point()
+        if counts is None or not is_plain or counts.shape != call.targets.shape or counts.numel() % num_rows:
+            continue
+        targets, marks = (t.reshape(num_rows, -1)[0].tolist() for t in (call.targets, counts))
+        inputs: Sequence[int | None] = [None] * len(targets)
+        for lookup in tracer.lookups:
+            # What is looked up once per target; positions themselves are the same in all rows.
+            if lookup.ids.numel() == len(targets) * num_rows and not is_place(lookup.ids, num_rows):
+                inputs = lookup.ids.reshape(num_rows, -1)[0].tolist()
+                break
+        first = f"row {micro.ids[0]} of train: {sum(marks)} of {len(marks)} positions count"
+        return "\n".join([first, "position  input  target", *listing_lines(inputs, targets, marks)])
+    return ""
 
 
-def same_eval(bench: Bench) -> Iterator[Result]:
-    """Two evals of the same weights: equal, in eval mode, and without a trace (E4)."""
-    setup, model = bench.setup, bench.setup.state.model
-    streams = dict(list(setup.evaluator.streams.items())[: 1 if bench.is_quick else None])
+def listing_lines(inputs: Sequence[int | None], targets: Sequence[int], marks: Sequence[bool]) -> list[str]:
+    lines: list[str] = []
+    hidden_from: int | None = None
+    labels = ["counted" if mark else "not counted" for mark in marks]
+    for at, label in enumerate(labels):
+        if at < SHOWN or at >= len(marks) - SHOWN or len(set(marks[max(0, at - 2) : at + 3])) > 1:
+            if hidden_from is not None:
+                lines.append(f"{hidden_from} to {at - 1}  {labels[at - 1]}")
+                hidden_from = None
+            entered = "-" if inputs[at] is None else inputs[at]
+            lines.append(f"{at:>8}  {entered:>5}  {targets[at]:>6}  {label}")
+        elif hidden_from is None:
+            hidden_from = at
+    return lines
+
+
+@check("same eval twice", "E4")
+def same_eval(context: CheckContext) -> Iterator[Result]:
+    """Two evals of the same weights: equal, in eval mode, and without a trace."""
+    setup, model = context.setup, context.setup.state.model
+    streams = dict(list(setup.evaluator.streams.items())[: 1 if context.is_quick else None])
     if not streams:
         raise NotAsked("the recipe has no eval set")
     in_training: set[str] = set()
@@ -142,33 +178,32 @@ def same_eval(bench: Bench) -> Iterator[Result]:
     objective = replace(setup.state.objectives[0], loss=loss, eager=None)
     evaluator = Evaluator(setup.recipe, streams, objective, setup.precision, world, ROWS, 1, setup.cfg.seed)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with Lens(model) as lens:
+    with OpTracer(model) as tracer:
         first, second = evaluator.run(model), evaluator.run(model)
-    moved = [name for name, buffer in model.named_buffers() if name in before and not _equal(buffer, before[name])]
+    moved = [
+        name for name, buffer in model.named_buffers()
+        if name in before and not (buffer.shape == before[name].shape and torch.equal(buffer, before[name]))
+    ]  # fmt: skip
     gaps = {f"{name} {part}": gap_of(value, second[name][part]) for name, values in first.items()
             for part, value in values.items() if value == value}  # fmt: skip
     worst = max(gaps, key=lambda name: gaps[name])
     wrong = []
-    if lens.dropped:
-        wrong.append(f"dropout {lens.dropped[0].share:g} is at work in {lens.dropped[0].module or 'the loss'}")
+    if tracer.dropout_calls:
+        dropout = tracer.dropout_calls[0]
+        wrong.append(f"dropout {dropout.share:g} is at work in {dropout.module or 'the loss'}")
     elif in_training:
         wrong.append(f"{min(in_training)} is in training mode")
     if moved:
-        bench.shared["moved"] = moved[0]
-        wrong.append(f"the eval moves {moved[0]}" + (f" and {len(moved) - 1} more buffers" * (len(moved) > 1)))
+        context.shared["moved"] = moved[0]
+        wrong.append(f"the eval moves {moved[0]}" + (f" and {len(moved) - 1} more buffers" if moved[1:] else ""))
     if gaps[worst] > SAME_EVAL:
         wrong.append(f"two evals differ by {gaps[worst]:.2g} in {worst}")
     if wrong:
-        yield Result("same eval twice", "fail", "; ".join(wrong),
-                     "register every module with its parent, and make dropout and statistics depend on self.training; "
-                     "draw random numbers through `draw`", "E4")  # fmt: skip
+        remedy = (
+            "register every module with its parent, and make dropout and statistics depend on self.training; draw "
+            "random numbers through `draw`"
+        )
+        yield Result("fail", "; ".join(wrong), remedy)
     else:
         values = ", ".join(f"{name} {values['loss']:.4g}" for name, values in first.items())
-        yield Result("same eval twice", "pass", f"{values}, twice; no dropout, no buffer moved", rule="E4")
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.equal(a, b))
-
-
-CHECKS = [Check("same objective", same_objective), Check("same eval twice", same_eval)]
+        yield Result("pass", f"{values}, twice; no dropout, no buffer moved")

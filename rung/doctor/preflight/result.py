@@ -1,31 +1,41 @@
-"""What a check found, and what checks are given to look at."""
+"""What a check is, what it is given to look at, and what it found; and its results as a table for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from rung.data.prefetch import Cut, Feed, Micro
 from rung.engine.build import Setup
+from rung.engine.prefetch import BatchLayout, Micro, Prefetcher
 
-LEVELS = ("pass", "skip", "warn", "fail")  # skip: could not be asked here, with the reason in `seen`
+LEVELS = ("fail", "warn", "skip", "pass")  # skip: not looked at, with the reason in `seen`
 
 
-class Result(NamedTuple):
-    name: str  # short and stable, such as "ids in range"
+class NotAsked(Exception):
+    """A question that makes no sense for this recipe, or could not be put; the text says why."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Name and rule are those of the check, unless it has results of several names or about several rules."""
+
+    name: str = field(default="", kw_only=True)  # short and stable, such as "ids in range"
     level: str
     seen: str  # the numbers
-    remedy: str = ""  # for warn and fail: what to do
-    rule: str = ""  # the entry of the catalogue, such as D3
-    detail: str = ""  # more lines, such as one sample position by position
+    remedy: str = ""  # what to do; a check drops it where nothing is wrong
+    rule: str | None = field(default=None, kw_only=True)  # the entry of the catalogue, such as D3
+    detail: str = field(default="", kw_only=True)  # more lines, such as one sample position by position
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass
-class Bench:
+class CheckContext:
     """A run that is ready to start, and what is worth sharing between checks. Checks leave it as they found it.
 
     `is_quick` is the form that `rung train` runs before step 0: a few seconds in all, whatever the model.
@@ -33,31 +43,50 @@ class Bench:
 
     setup: Setup
     is_quick: bool = False
-    recipe_name: str = ""
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def micro(self) -> Micro:
         """A few rows of step 0 on the device, few enough for a quick look."""
-        rows = min(self.setup.cut.micro_rows, 4)
-        feed = Feed(self.setup.streams["train"], Cut(rows, rows), self.setup.cfg.seed, self.setup.world.device, 0)
-        return feed.take(0)[0]
-
-    def rows(self, stream: str, num_rows: int, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Ids and host arrays of rows of a stream, in the order of training for train, else from the start."""
-        from rung.engine.evaluate import EVAL_STEP
-        from rung.recipe import Draw
-
-        of = self.setup.streams[stream]
-        num_rows = min(num_rows, of.num_rows)
-        is_train = stream == "train"
-        ids = of.ids(first, num_rows, self.setup.cfg.seed) if is_train else np.arange(first, first + num_rows)
-        return ids, of.gather(ids, Draw(self.setup.cfg.seed, 0 if is_train else EVAL_STEP, np.arange(len(ids))))
+        setup, rows = self.setup, min(self.setup.layout.micro_rows, 4)
+        layout = BatchLayout(rows, rows)
+        return Prefetcher(setup.streams["train"], layout, setup.cfg.seed, setup.world.device, 0).take(0)[0]
 
 
 @dataclass(frozen=True)
 class Check:
     name: str
-    look: Callable[[Bench], Iterable[Result]]
+    rule: str
+    look: Callable[[CheckContext], Iterable[Result]]
     is_quick: bool = True  # whether it is part of the quick form
     changes_state: bool = False  # such checks come last, and only `rung check` makes them
+
+    def __call__(self, context: CheckContext) -> Iterator[Result]:
+        for result in self.look(context):
+            rule = self.rule if result.rule is None else result.rule
+            remedy = result.remedy if result.level in ("warn", "fail") else ""
+            yield replace(result, name=result.name or self.name, rule=rule, remedy=remedy)
+
+
+def check(
+    name: str, rule: str = "", *, is_quick: bool = True, changes_state: bool = False
+) -> Callable[[Callable[[CheckContext], Iterable[Result]]], Check]:
+    """Makes a check of a function; checks.py finds it in its module."""
+    return lambda look: Check(name, rule, look, is_quick, changes_state)
+
+
+def render(results: Sequence[Result], seconds: float, width: int = 120, has_details: bool = False) -> str:
+    """One line per result, with the remedy below it, and a last line with the counts."""
+    longest, lines = max((len(r.name) for r in results), default=0), list[str]()
+    for result in results:
+        first = f"{result.level:<4}  {result.name:<{longest}}  {result.rule or '':<3}  "
+        rest = " " * len(first)
+        lines.append(textwrap.fill(result.seen, width, initial_indent=first, subsequent_indent=rest))
+        if result.remedy:
+            lines.append(textwrap.fill(f"try: {result.remedy}", width, initial_indent=rest, subsequent_indent=rest))
+    for result in results if has_details else ():
+        if result.detail:
+            lines += ["", f"{result.name}:", *(f"  {line}" for line in result.detail.splitlines())]
+    levels = Counter(result.level for result in results)
+    counts = ", ".join(f"{levels[level]} {level}" for level in LEVELS if levels[level])
+    return "\n".join([*lines, "", f"{len(results)} results in {seconds:.1f} s: {counts or 'none'}"])

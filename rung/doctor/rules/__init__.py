@@ -1,8 +1,8 @@
 """The catalogue: each rule is a function of a History, registered under its entry.
 
-A `scan` looks at the whole history once, for things that happen at a step. A `state` says how a run stands at the end
-of the history it is given, and counts only when it holds at three looks in a row, twenty steps apart; it is not asked
-before there are 50 steps, nor, unless it asks for that itself, during the warm-up.
+A `scan` looks at the whole history once, for things that happen at a step. A `state` describes a run at the end of the
+history it is given, and counts when it holds at three looks in a row, twenty steps apart; it is not asked before step
+50, nor during the warm-up unless it has `in_warmup`. A rule is asked only where what it needs was recorded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import History
 
 FILES = (
-    "numerics", "float16", "optimisation", "updates", "spikes", "activations", "objective", "data", "conditional",
-    "performance", "provenance",
+    "numerics", "optimisation", "updates", "spikes", "activations", "objective", "data", "conditional", "performance",
+    "provenance",
 )  # fmt: skip
 Found = Finding | Iterable[Finding] | None
 
@@ -28,25 +28,33 @@ class Rule:
     kind: str  # scan or state
     look: Callable[[History], Found]
     in_warmup: bool = False
+    needs: tuple[str, ...] = ()
 
     def __call__(self, history: History) -> list[Finding]:
         found = self.look(history)
         findings = [] if found is None else [found] if isinstance(found, Finding) else list(found)
         for finding in findings:
             finding.rule, finding.title = self.id, finding.title or self.title
+            finding.evidence = [line for line in finding.evidence if line]  # a rule leaves empty what does not apply
+            finding.ruled_out = [line for line in finding.ruled_out if line]
         return findings
+
+    def missing(self, history: History) -> str:
+        """What it needs and the run did not record; empty when it can look."""
+        return ", ".join(need.replace("|", " or ") for need in self.needs if not history.has(need))
 
 
 _RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, title: str, kind: str = "state", in_warmup: bool = False
+    id: str, title: str, kind: str = "state", *, needs: Iterable[str] = (), in_warmup: bool = False
 ) -> Callable[[Callable[[History], Found]], Callable[[History], Found]]:
     def register(look: Callable[[History], Found]) -> Callable[[History], Found]:
         assert kind in ("scan", "state")
-        assert id not in _RULES, f"{id} is there twice"
-        _RULES[id] = Rule(id, title, kind, look, in_warmup)
+        assert not isinstance(needs, str), f"the needs of {id} are a tuple of names"
+        assert id not in _RULES, f"there are two rules {id}"
+        _RULES[id] = Rule(id, title, kind, look, in_warmup, tuple(needs))
         return look
 
     return register

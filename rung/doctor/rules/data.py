@@ -1,9 +1,6 @@
 """Rules about the rows that training sees: their order, whether all of them come, and ids that no table has.
 
 They go by the numbers of the rows, which every stream has, and never look at the data itself.
-
-The surprising thing: rows in order are a finding only above a half. A stream whose rows are neighbours by design (a
-book in a few long pieces) should still bring them in another order.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import before, own_diagnosis, replay
 
 FEWEST_ROWS = 16  # of a set; in a smaller one neighbours meet by chance
 OUT_OF_RANGE = re.compile(
@@ -23,40 +21,42 @@ OUT_OF_RANGE = re.compile(
 )
 
 
-@rule("D1", "Not shuffled", "state", in_warmup=True)
+@rule("D1", "Not shuffled", needs=("follows", "epoch_rows"), in_warmup=True)
 def not_shuffled(history: History) -> Finding | None:
-    """More than half of the rows follow their neighbour, or an epoch comes in the order of the one before."""
+    """More than half of the rows follow their neighbour, or an epoch has the order of the one before."""
     rows = int(history.derived.get("epoch_rows") or 0)
     follows = history["follows"].finite.last(WINDOW)
     if rows < FEWEST_ROWS or len(follows) < 20:
         return None
-    in_order = follows.median
-    repeated = _same_order(history)
+    in_order, repeated = follows.median, 0.0
+    # The share of steps whose batch is that of one epoch earlier, if an epoch is a whole number of steps.
+    per_epoch, hashes = history.steps_per_epoch, history["batch_hash"].finite
+    if 4 <= per_epoch < math.inf and per_epoch == int(per_epoch) and len(hashes) >= per_epoch + 20:
+        later, earlier = hashes.values[int(per_epoch) :], hashes.values[: -int(per_epoch)]
+        repeated = float(np.mean(later[-WINDOW:] == earlier[-WINDOW:]))
     if not (in_order > 0.5 or repeated > 0.9):
         return None
     wave = autocorrelation(history["loss"].finite.last(3 * WINDOW).values)
     return Finding(
-        "D1",
         "warn",
         f"{in_order:.0%} of the rows of a step have the number of the row before plus one"
         if in_order > 0.5
-        else f"{repeated:.0%} of the steps bring the very rows that came one epoch earlier, in the same order",
+        else f"{repeated:.0%} of the steps repeat the rows of one epoch earlier, in the same order",
         since=int(follows.steps[0]) if in_order > 0.5 else None,
         evidence=[
             f"median over the last {len(follows)} steps {in_order:.2f} (limit .5; a shuffled set has {1 / rows:.2g})",
-            f"steps equal to that of the epoch before: {repeated:.0%} (limit 90 %)",
-            f"the loss of a step and of the next vary together: {wave:+.2f} (sorted rows +.31, shuffled -.04)",
+            f"steps that repeat one of the epoch before: {repeated:.0%} (limit 90 %)",
+            f"correlation of the loss with that of the next step: {wave:+.2f} (sorted rows +.31, shuffled -.04)",
         ],
         ruled_out=[f"chance: {rows} rows in random order follow each other in {1 / rows:.2g} of all cases"],
-        probe="print stream.ids(0, 100, seed)",
-        remedy="let the stream's ids be the seeded permutation of rung.recipe.Stream; leave it so if the order is a "
-        "curriculum",
+        probe="print `stream.ids(0, 100, seed)`",
+        remedy="use the seeded permutation of rung.recipe.Stream for the ids, unless the order is a curriculum",
     )
 
 
-@rule("D2", "Rows repeated or never seen", "scan", in_warmup=True)
+@rule("D2", "Rows repeated or never seen", "scan", needs=("batch_hash|fresh", "epoch_rows", "rows_per_step"))
 def coverage(history: History) -> Finding | None:
-    """A batch that comes twice in an epoch, or an epoch that leaves rows out."""
+    """A batch that comes twice in an epoch, or an epoch that misses rows."""
     per_epoch, rows = history.steps_per_epoch, int(history.derived.get("epoch_rows") or 0)
     if rows < FEWEST_ROWS or per_epoch < 2:  # a step that holds most of the data repeats it by design
         return None
@@ -68,32 +68,30 @@ def coverage(history: History) -> Finding | None:
     with_replacement = is_low and not again and abs(share - (1 - math.exp(-1))) < 0.03
     is_grave = share < 0.5 or len(again) > 0.5 * len(history["batch_hash"])
     severity = "info" if with_replacement else "sick" if is_grave else "warn"
-    seen = f"an epoch brought {share:.0%} of the rows" if is_low else f"{len(again)} steps brought a batch again"
+    seen = f"an epoch had {share:.0%} of the rows" if is_low else f"{len(again)} steps repeated a batch"
     return Finding(
-        "D2",
         severity,
         f"{seen}, where each of the {rows} should come once"
-        + (": rows are drawn with replacement, which leaves out 37 %" if with_replacement else ""),
+        + (": rows are drawn with replacement, which misses 37 %" if with_replacement else ""),
         since=again[0][1] if again else since,
         evidence=[
-            f"share of rows that were new in their epoch: {share:.3f} over {epochs} epochs (limit .95; with "
-            "replacement it is .632)",
+            f"share of rows that were new in their epoch: {share:.3f} over {epochs} epochs (limit .95; .632 with "
+            "replacement)",
             "batches that came twice in one epoch: "
             + (", ".join(f"step {b} as {a}" for a, b in again[:5]) + f" ({len(again)} in all)" if again else "none"),
         ],
         ruled_out=[
             "a new epoch: only rows and batches of the same one are compared",
-            *([] if with_replacement else [f"drawing with replacement: that gives .632, here {share:.3f}"]),
+            "" if with_replacement else f"drawing with replacement: that gives .632, here {share:.3f}",
         ],
-        probe="print np.unique(stream.ids(0, stream.num_rows, seed)).size beside stream.num_rows",
-        remedy="let ids be a function of the position that goes on from step to step: no iterator that starts anew, no "
-        "seed that is set again; leave it so if drawing with replacement is wanted",
+        probe="compare `np.unique(stream.ids(0, stream.num_rows, seed)).size` with `stream.num_rows`",
+        remedy="compute ids from the position alone, which continues from step to step: no iterator that restarts, no "
+        "seed that is set again; nothing to do if drawing with replacement is intended",
     )
 
 
-@rule("D3", "Ids out of range", "scan", in_warmup=True)
+@rule("D3", "Ids out of range", "scan")
 def out_of_range(history: History) -> Finding | None:
-    """A step that failed because an id or a label has no row in its table."""
     for event in history.events_of("diverged"):
         text = " ".join(dict.fromkeys(str(event[key]) for key in ("why", "error", "diagnosis") if event.get(key)))
         named = OUT_OF_RANGE.search(text)
@@ -101,29 +99,29 @@ def out_of_range(history: History) -> Finding | None:
         if not (named or is_data):
             continue
         step = int(event.get("step", history.end))
-        said = f"the step said: {event.get('why') or text}"[:200]
         where = ", ".join(f"{key} {event[key]}" for key in ("micro", "rank") if event.get(key) is not None)
         return Finding(
-            "D3",
             "fatal",
             f"step {step} could not be computed: "
-            + ("an id or a label lies outside of its table" if named else "its batch is not sound")
+            + ("an id or a label is out of range" if named else "its batch is bad")
             + (f" ({where})" if where else ""),
             since=step,
             evidence=[
-                said if text else "the values of the batch were judged to be at fault",
-                *([f"kept in {event['capture']}"] if event.get("capture") else []),
+                f"the error: {event.get('why') or text}"[:200] if text else "the values of the batch are at fault",
+                own_diagnosis(history, step),
+                f"captured in {event['capture']}" if event.get("capture") else "",
             ],
-            ruled_out=[f"weights that broke: the loss before was {_last_loss(history, step)}"],
-            probe=f"rung replay {history.run_id or 'RUN'}@{step}: it names the row and the value",
-            remedy="compare the largest id with the rows of the embedding and the classes of the head; look for a "
-            "tokenizer with more ids than the model, an id stored in too few bits, a position beyond the table",
+            ruled_out=[f"weights that broke: {before(history, 'loss', step)}"],
+            probe=replay(history, step),
+            remedy=f"run `{replay(history, step)}`: it names the row and the value; then compare the largest id with "
+            "the rows of the embedding and the classes of the head: a tokenizer with more ids than the model, an id "
+            "stored in too few bits, a position beyond the table",
         )
     return None
 
 
 def autocorrelation(values: np.ndarray) -> float:
-    """Between neighbours, of what remains when a straight line is taken off."""
+    """Between neighbours, of the residuals of a straight line."""
     if len(values) < 20:
         return math.nan
     at = np.arange(len(values))
@@ -132,22 +130,13 @@ def autocorrelation(values: np.ndarray) -> float:
     return float((rest[1:] * rest[:-1]).sum()) / power if power > 0 else 0.0
 
 
-def _same_order(history: History) -> float:
-    """The share of steps whose batch is that of one epoch earlier, where epochs are whole numbers of steps."""
-    per_epoch, hashes = history.steps_per_epoch, history["batch_hash"].finite
-    if math.isinf(per_epoch) or per_epoch < 4 or per_epoch != int(per_epoch) or len(hashes) < per_epoch + 20:
-        return 0.0
-    later, earlier = hashes.values[int(per_epoch) :], hashes.values[: -int(per_epoch)]
-    return float(np.mean(later[-WINDOW:] == earlier[-WINDOW:]))
-
-
 def _again(hashes: Series, per_epoch: float) -> list[tuple[int, int]]:
     """(first, second) steps of one epoch that have the same rows."""
     seen: dict[tuple[int, float], int] = {}
     found = []
     for step, value in zip(hashes.steps.tolist(), hashes.values.tolist(), strict=True):
         key = (int(step / per_epoch), value)
-        if key in seen and int((step + 1) / per_epoch - 1e-9) == key[0]:  # a step that goes into the next is neither's
+        if key in seen and int((step + 1) / per_epoch - 1e-9) == key[0]:  # not a step that spans two epochs
             found.append((seen[key], step))
         seen.setdefault(key, step)
     return found
@@ -161,8 +150,3 @@ def _coverage(fresh: Series, per_epoch: float) -> tuple[float, int | None, int]:
     whole = fresh.between(int(fresh.steps[0]), int(fresh.steps[0]) + int(epochs * per_epoch))
     stale = whole.steps[whole.values < 1]
     return float(whole.values.mean()), int(stale[0]) if len(stale) else None, epochs
-
-
-def _last_loss(history: History, step: int) -> str:
-    values = history["loss"].finite.between(0, step).values
-    return f"{values[-1]:.4g}" if len(values) else "not yet taken: it is the first step"

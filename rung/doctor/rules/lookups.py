@@ -1,4 +1,4 @@
-"""Small questions to a history that several rules ask, and the words in which they answer. No rule is in here."""
+"""What several rules ask of a history, and the commands that they name."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def at(series: Series, steps: np.ndarray) -> np.ndarray:
 
 def value(series: Series, step: int) -> float:
     return float(at(series, np.asarray([step]))[0])
+
+
+def own_diagnosis(history: History, step: int) -> str:
+    """The diagnosis that the run itself made of a step that failed, as evidence; empty where it made none."""
+    event = event_at(history, "diverged", step)
+    diagnosis = event.get("diagnosis") or event.get("origin")
+    return f"the run's own diagnosis at step {step}: {diagnosis}" if diagnosis else ""
 
 
 def event_at(history: History, kind: str, step: int) -> dict[str, Any]:
@@ -47,6 +54,18 @@ def before(history: History, name: str, step: int) -> str:
 
 def replay(history: History, step: int) -> str:
     return f"rung replay {history.run_id or 'RUN'}@{step}"
+
+
+def train(history: History, key: str, value: float) -> str:
+    """How to try another value of a key; a script has to be started by its author."""
+    if history.is_script:
+        return f"run the script again with {key}={value:g}"
+    return f"rung train --from {history.run_id} {key}={value:g}"
+
+
+def check(history: History) -> str:
+    """The checks before step 0, which need a recipe."""
+    return "" if history.is_script else f"rung check {history.run_id or 'RUN'}"
 
 
 def listed(steps: np.ndarray) -> str:

@@ -1,9 +1,8 @@
-"""Rules about what is minimised and how it is judged: flat evals, overfitting, padding, losses too good to be true.
+"""Rules about what is minimised and how it is evaluated: flat evals, overfitting, padding, losses too good to be true.
 
-Whether train and eval mean the same loss is asked before a run starts, not here.
-
-The surprising thing: an eval set is fixed, so the error of its loss says how well the set stands for others, and is far
-larger than what two evals of the same rows differ by. "Flat" must therefore be flat beside the loss of training, too.
+Whether train and eval mean the same loss is checked before a run starts, not here. An eval set is fixed, so the
+standard error of its loss is far larger than the difference of two evals of the same rows; "flat" therefore also means
+flat beside the training loss.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import EMPTY, WINDOW, History, Series
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import check
 
 SMOOTH = 20  # steps of training whose median stands for a moment
 FEWEST_TARGETS = 64  # of a look, below which the share of one id says nothing
-CHAIN = 2.0  # targets in a row, from which on there is padding, and neighbours that may hold the answer
+CHAIN = 2.0  # targets in a row, from which on there is padding, and neighbours that may leak the answer
 
 
-@rule("E1", "Flat eval", "scan")  # evals are few: five of them are three looks in a row
+@rule("E1", "Flat eval", "scan", needs=("eval/*/loss", "loss"))  # a scan: five evals are three looks in a row
 def flat_eval(history: History) -> Finding | None:
-    """Five evals and no change, while the loss of training moved."""
+    """Five evals and no change, while the training loss moved."""
     name, losses, errors = first_set(history)
     if len(losses) < 5:
         return None
@@ -39,32 +39,31 @@ def flat_eval(history: History) -> Finding | None:
     if not (moved > 5 * noise and (is_constant or is_flat)):
         return None
     return Finding(
-        "E1",
         "sick" if is_constant else "warn",
         f"{len(losses)} evals on {name} gave {'exactly ' if is_constant else ''}{first:.4f} "
-        f"{'' if is_constant else f'to {best:.4f} '}while the loss of training fell by {moved:.3g}",
+        f"{'' if is_constant else f'to {best:.4f} '}while the training loss fell by {moved:.3g}",
         since=int(losses.steps[0]),
         evidence=[
             f"eval from {first:.5f} at step {int(losses.steps[0])} to {losses.values[-1]:.5f} at step "
-            f"{int(losses.steps[-1])}; standard error {error:.3g}, limit 2 of them and a tenth of what training gained",
+            f"{int(losses.steps[-1])}; standard error {error:.3g}, limit 2 of them and a tenth of the training gain",
             f"training from {before.median:.4g} to {after.median:.4g}, {moved / noise:.0f} times its spread (limit 5)",
         ],
         ruled_out=[
             f"slow progress: {gain:.3g} is {gain / moved:.1%} of what training gained",
             f"overfitting: evals rose by at most {worst - first:.3g}",
         ],
-        probe=f"rung eval {history.run_id or 'RUN'} at the last checkpoint and at init: equal losses mean that the "
-        "eval does not see the weights that are trained",
-        remedy="look for a copy of the model that is evaluated (an average that never moves, a stale compiled one), "
-        "and for an eval set that shares nothing with the training data",
+        probe="evaluate the initial weights and the last save: equal losses mean that the eval does not use the "
+        "weights that are trained",
+        remedy="check whether a copy of the model is evaluated (an average that never moves, a stale compiled one), "
+        "and whether the eval set has anything in common with the training data",
     )  # fmt: skip
 
 
-@rule("E2", "Overfitting", "scan")
+@rule("E2", "Overfitting", "scan", needs=("eval/*/loss", "loss"))
 def overfit(history: History) -> Finding | None:
-    """Three evals above the best one by more than its error, while the loss of training falls.
+    """Three evals above the best one by more than its error, while the training loss falls.
 
-    Before every row was seen once, nothing can have been learned by heart: what rises then is noise, or something else.
+    Not within the first epoch: nothing can have been memorised before every row was seen once.
     """
     name, losses, errors = first_set(history)
     if len(losses) < 4:
@@ -73,7 +72,7 @@ def overfit(history: History) -> Finding | None:
     best, best_step = float(losses.values[at]), int(losses.steps[at])
     if math.isfinite(history.steps_per_epoch) and losses.steps[-1] <= history.steps_per_epoch:
         return None
-    # A set that fits one batch has no error to compare with: then only what is called sick below counts.
+    # A set that fits one batch has no standard error: then only a rise of 10 % counts, which is sick.
     margin = max(3 * errors.median, 0.01 * abs(best)) if len(errors) else 0.1 * abs(best)
     later = losses.values[at + 1 :]
     if len(later) < 3 or not (later[-3:] - best > margin).all():
@@ -83,15 +82,18 @@ def overfit(history: History) -> Finding | None:
     if not fallen > max(after.sigma, 0.0):
         return None
     rise = float(later[-1]) - best
-    limit = "three standard errors or 1 %" if len(errors) else "10 %, for no error is known"
+    limit = "three standard errors or 1 %" if len(errors) else "10 %, as no standard error is known"
     per_epoch = history.steps_per_epoch
-    tokens = _targets_seen(history, best_step)
+    targets = float(history["targets"].finite.between(0, best_step).values.sum())
     parameters = history.derived.get("parameters")
+    rates = history["lr"].finite.between(best_step, history.end).last(WINDOW * 10).values
+    shorter = {"optimizer.max_iters": best_step} if best_step >= 2 else {}
+    if shorter and best_step <= history.warmup_steps:  # the warm-up has to end before the run does
+        shorter["lr.warmup_iters"] = best_step // 2
     return Finding(
-        "E2",
         "sick" if rise > 0.1 * abs(best) else "warn",
         f"the loss on {name} was best at step {best_step} ({best:.4f}) and is {rise:.4f} above it at step "
-        f"{int(losses.steps[-1])}, while that of training fell by {fallen:.3g}",
+        f"{int(losses.steps[-1])}, while the training loss fell by {fallen:.3g}",
         since=best_step,
         evidence=[
             "last three evals above the best by "
@@ -99,32 +101,32 @@ def overfit(history: History) -> Finding | None:
             + f" (limit {margin:.4f}: {limit})",
             f"training {before.median:.4g} at the best step, {after.median:.4g} now",
             f"epochs: {best_step / per_epoch:.2g} at the best step, {history.end / per_epoch:.2g} now"
-            + (f"; {tokens / parameters:.2g} targets per parameter at the best step" if tokens and parameters else ""),
+            + (f"; {targets / parameters:.2g} targets per parameter then" if targets and parameters else ""),
         ],
         ruled_out=[
-            (f"noise of the eval: its error is {errors.median:.2g}, the rise {rise:.2g}" if len(errors) else
+            (f"noise of the eval: its standard error is {errors.median:.2g}, the rise {rise:.2g}" if len(errors) else
              f"noise of the eval: the rise is {rise / max(abs(best), 1e-12):.0%}"),
-            f"divergence: training fell by {fallen:.3g} in the same steps",
-            *(["a learning rate that went up again: it did not"] if not _rate_rose(history, best_step) else []),
+            f"divergence: the training loss fell by {fallen:.3g} in the same steps",
+            "" if len(rates) > 1 and np.diff(rates).max() > 0 else "a learning rate that rose again: it did not",
         ],
-        probe="the same config with twice the data: the best step should come later and be lower",
-        remedy="stop at the best step (its checkpoint is kept), or use more data, a smaller model, dropout, more decay",
-        changes=_until(history, best_step),
+        probe="train the same config on twice the data: the best eval should come later and be lower",
+        remedy="stop at the best step (its checkpoint is kept), or use more data, a smaller model, dropout or more "
+        "weight decay",
+        changes=shorter,
     )  # fmt: skip
 
 
-@rule("E5", "Padding dominates the loss")
+@rule("E5", "Padding dominates the loss", needs=("look/target_share", "look/target_loss", "targets", "rows_per_step"))
 def padding_dominates(history: History) -> Finding | None:
-    """One id makes up most targets and costs nothing, so that the loss says little of the others."""
+    """One id makes up most targets and costs nothing, so that the loss says little about the others."""
     names = ("target_share", "target_loss", "other_loss", "loss", "targets")
     share, easy, content, reported, targets = (history[f"look/{name}"].finite.last(3).median for name in names)
     if len(history["look/target_share"]) < 3 or targets < FEWEST_TARGETS or not targets_a_row(history) >= CHAIN:
-        return None  # of rows with one target each the commonest class is no padding, however rare the other is
+        return None  # with one target a row the commonest class is no padding, however rare the others are
     factor = content / reported if reported > 0 else math.nan
     if not (easy < 0.05 and (share > 0.5 or factor > 2)):
         return None
     return Finding(
-        "E5",
         "warn",
         f"one id is {share:.0%} of the targets and costs {easy:.3g} nats; the others cost {content:.3g}, the reported "
         f"loss is {reported:.3g}",
@@ -136,16 +138,16 @@ def padding_dominates(history: History) -> Finding | None:
         ],
         ruled_out=[f"a class that is frequent and hard: its loss is {easy:.3g}, that of padding is below .05"],
         probe="print the commonest target id of a batch, and what it stands for",
-        remedy="leave it out of the loss (ignore_index) and of the count of targets; report losses by class of target",
+        remedy="leave it out of the loss (ignore_index) and of the count of targets; report the loss per class",
     )  # fmt: skip
 
 
-@rule("E6", "Too good to be true")
+@rule("E6", "Too good to be true", needs=("loss", "look/loss", "epoch_rows", "rows_per_step"))
 def too_good(history: History) -> Finding | None:
-    """Less than .05 nat before every row was seen once: nothing can have been learned by heart yet.
+    """Less than .05 nat before every row was seen once, when nothing can have been memorised.
 
-    Where a row has one target there is no neighbour to read it from, and easy classes are common (ten kinds of
-    pictures: .0009 nat after an epoch, .0013 on the eval): it is told where the eval agrees, and no more.
+    With one target a row there is no neighbour to read it from, and easy classes are common (ten kinds of pictures:
+    .0009 nat after an epoch, .0013 on the eval): then it is info, and only if the eval agrees.
     """
     losses = history["loss"].finite.between(0, int(min(history.steps_per_epoch, history.end))).last(SMOOTH)
     if len(losses) < SMOOTH or math.isinf(history.steps_per_epoch) or not losses.median < 0.05:
@@ -162,29 +164,29 @@ def too_good(history: History) -> Finding | None:
     if not is_chain and not (len(evals) and evals.values[-1] < 0.05):
         return None
     return Finding(
-        "E6",
         "warn" if is_chain else "info",
         f"the loss is {losses.median:.3g} nats after {losses.steps[-1] / history.steps_per_epoch:.2g} epochs: rows "
-        "that were never seen before are predicted almost surely (limit .05 before one epoch)",
+        "that were never seen before are predicted almost perfectly (limit .05 within the first epoch)",
         since=int(below.steps[0]),
         evidence=[
             f"entropy of the targets alone {entropy:.3g} nats, of {history['look/vocab'].median:.0f} classes",
             f"eval {evals.values[-1]:.4g}" if len(evals) else "no eval yet",
         ],
         ruled_out=[
-            "learning by heart: less than one epoch was seen",
+            "memorised rows: less than one epoch was seen",
             f"targets that hardly vary: knowing only their frequencies would cost {entropy:.3g} nats",
         ],
-        probe=f"rung check {history.run_id or 'RUN'}: it changes the inputs after a place and looks whether "
-        "predictions before it move" if is_chain else "take inputs away one by one, and see which one it needs",
-        remedy=("look for a missing causal mask, for targets that are not shifted, or for an input that holds the "
-                "answer; data that is deterministic by design needs no cure") if is_chain
-        else "nothing, if the classes are that easy; else look for an input that holds the answer",
+        probe="remove the inputs one by one, to see which one it needs" if not is_chain else
+        "change the inputs after a position, and see whether predictions before it move"
+        + (f"; `{check(history)}` does that" if not history.is_script else ""),
+        remedy=("look for a missing causal mask, targets that are not shifted, or an input that leaks the answer; "
+                "nothing to do if the data is deterministic by design") if is_chain
+        else "nothing, if the classes are that easy; else look for an input that leaks the answer",
     )  # fmt: skip
 
 
 def targets_a_row(history: History) -> float:
-    """As counted in training; what a stream declares is only its word, and 1 where it says nothing."""
+    """As counted in training, not as the stream declares them."""
     rows = history.derived.get("rows_per_step")
     return history["targets"].last().median / rows if rows else math.nan
 
@@ -198,23 +200,7 @@ def first_set(history: History) -> tuple[str, Series, Series]:
 
 
 def _around(history: History, step: int) -> Series:
-    """The losses of training in the steps before this one, or after it where there are none before."""
+    """The training losses just before this step, or after it where there are none before."""
     losses = history["loss"].finite
     before = losses.between(max(0, step - SMOOTH), step)
     return before if len(before) >= SMOOTH // 2 else losses.between(step, step + SMOOTH)
-
-
-def _until(history: History, step: int) -> dict[str, int]:
-    """The keys of a run that ends at this step; its warm-up has to end before."""
-    if step < 2:
-        return {}
-    return {"optimizer.max_iters": step} | ({"lr.warmup_iters": step // 2} if step <= history.warmup_steps else {})
-
-
-def _targets_seen(history: History, step: int) -> float:
-    return float(history["targets"].finite.between(0, step).values.sum())
-
-
-def _rate_rose(history: History, step: int) -> bool:
-    rates = history["lr"].finite.between(step, history.end).last(WINDOW * 10).values
-    return bool(len(rates) > 1 and np.diff(rates).max() > 0)

@@ -1,8 +1,9 @@
-"""Rules about the learning rate, clipping, spikes and the size of a batch: what the curves of a run tell."""
+"""Rules about the learning rate, clipping and the batch size, from the curves of a run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -10,67 +11,68 @@ from numpy.lib.stride_tricks import sliding_window_view
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import at, losses, two_digits
+from rung.doctor.rules.lookups import at, check, losses, train, two_digits
 from rung.doctor.rules.updates import FIRST, STRIDES, Matrices, matrices, median, recent
 
-# Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small first weights
+# Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small initial weights
 # (std .02 at width 32) healthy ones begin at 2.8e-2 and end at 6e-3: this sign alone says nothing.
 LARGE = 1e-2
 JUMP = 0.5  # update / weight of one tensor in one step: healthy .076
-TINY = 2e-3  # at a hundredth of a good rate 1.3e-4 with torch's first weights, 7.4e-4 with small ones (healthy 1.6e-2)
+TINY = 2e-3  # a hundredth of a good rate: 1.3e-4 with torch's initial weights, 7.4e-4 with small ones (healthy 1.6e-2)
 K_LOW = 16  # the best multiple of the last update: healthy 1-4, at a tenth of the rate 16-64, at a hundredth 64
 LONG = 500  # steps: in the first 300 of a healthy run with batches of one row the norm doubles every 430
 SCRATCH = ("", "scratch", "scratch_next_token")
 
 
-@rule("O1", "Learning rate too high")
+@rule("O1", "Learning rate too high", needs=("tensors|attention", "lr|lr.learning_rate"))
 def lr_too_high(history: History) -> Finding | None:
-    """Any two of four signs: each alone is seen in good runs too. The best multiple of an update is none of them: it
+    """Any two of four signs: each alone occurs in good runs too. The best multiple of an update is not among them: it
     was 0 to 1 in the best run of all."""
-    signs = {
-        "updates": _large_updates(history),
-        "attention": _attention_grows(history),
-        "jump": _one_large_update(history),
-    }
+    signs = {"updates": "", "attention": _attention_grows(history), "jump": ""}
+    seen = recent(history)
+    if seen is not None and len(seen.steps) >= 3 and (ratio := _median_ratio(seen)) > LARGE:
+        signs["updates"] = f"updates are {ratio:.2g} of the weights in the median (limit {LARGE:g})"
+    late = matrices(history, max(FIRST, history.warmup_steps, history.end - WINDOW))  # the first steps are O3's
+    ratios = late.ratio if late is not None else np.zeros(0)
+    if late is not None and (ratios > JUMP).any():
+        row, place = np.unravel_index(np.nanargmax(ratios), ratios.shape)
+        share = ratios[row, place]
+        signs["jump"] = f"step {late.steps[row]} changed {late.names[place]} by {share:.0%} (limit {JUMP:.0%})"
     signs["loss"] = _loss_suffers(history) if any(signs.values()) else ""  # alone it would not be enough
     held = {name: text for name, text in signs.items() if text}
     if len(held) < 2:
         return None
-    lr = float(history.config.get("lr.learning_rate") or history["lr"].values.max())
+    lr = _learning_rate(history)
     return Finding(
-        "O1",
         "sick" if "loss" in held or "attention" in held else "warn",
         f"the learning rate {lr:g} is too high: {' and '.join(held.values())}",
-        evidence=[f"the other signs do not hold: {', '.join(n for n in signs if n not in held) or 'none'}"],
+        evidence=[f"signs that do not hold: {', '.join(n for n in signs if n not in held) or 'none'}"],
         ruled_out=[
             f"a shock at the start (O3): only steps after the warm-up of {history.warmup_steps} are counted",
-            f"a single bad batch (O5): it was so over the last {WINDOW} steps, at three looks in a row",
+            f"a single bad batch (O5): it held over the last {WINDOW} steps, at three looks in a row",
         ],
-        probe=f"rung train --from {history.run_id} lr.learning_rate={two_digits(lr / 10):g}",
-        remedy="a third of the learning rate, a longer warm-up, a norm on queries and keys",
+        probe=train(history, "lr.learning_rate", two_digits(lr / 10)),
+        remedy="use a third of the learning rate, a longer warm-up, or a norm on queries and keys",
         changes={"lr.learning_rate": two_digits(lr / 3)},
         hides=["O3", "O8"],
     )
 
 
-def _large_updates(history: History) -> str:
-    seen = recent(history)
-    if seen is None or len(seen.steps) < 3:
-        return ""
-    ratio = _middle(seen)
-    return f"updates are {ratio:.2g} of the weights in the median (limit {LARGE:g})" if ratio > LARGE else ""
+def _learning_rate(history: History) -> float:
+    """The peak: that of the config, else the largest recorded."""
+    return history.number("lr.learning_rate") or history["lr"].finite.values.max()
 
 
-def _middle(seen: Matrices) -> float:
+def _median_ratio(seen: Matrices) -> float:
     """The median update / weight; NaN where none was measured."""
     ratio = seen.ratio[np.isfinite(seen.ratio)]
     return float(np.median(ratio)) if len(ratio) else math.nan
 
 
 def _loss_suffers(history: History) -> str:
-    """The loss lies above its own best, or has become noisy. Losses that fight each other may do both in health.
+    """The loss is above its own best, or has become noisy; not asked of adversarial losses, which do both in health.
 
-    Its best is looked for in at most 200 windows, for a long run is asked about hundreds of times.
+    At most 200 windows are compared, since a long run is looked at a hundred times.
     """
     loss = history["loss"].finite.between(history.warmup_steps, history.end)
     if len(losses(history)) > 1 or len(loss) < 50:
@@ -82,7 +84,7 @@ def _loss_suffers(history: History) -> str:
     if now.median >= best.median + 3 * best.sigma and best.sigma > 0:
         return f"the loss is {now.median:.4g} where it was {best.median:.4g} around step {best.steps[width // 2]}"
     if best.median > 0 and now.median > 0 and now.sigma / now.median > 4 * best.sigma / best.median > 0:
-        return f"the loss scatters by {now.sigma / now.median:.1%}, at its best by {best.sigma / best.median:.1%}"
+        return f"the loss varies by {now.sigma / now.median:.1%}, at its best by {best.sigma / best.median:.1%}"
     return ""
 
 
@@ -101,38 +103,36 @@ def _attention_grows(history: History) -> str:
     return ""
 
 
-def _one_large_update(history: History) -> str:
-    """Not in the first steps, warm-up or not: that is O3's."""
-    seen = matrices(history, max(FIRST, history.warmup_steps, history.end - WINDOW))
-    ratio = seen.ratio if seen is not None else np.zeros(0)
-    if seen is None or not (ratio > JUMP).any():
-        return ""
-    row, place = np.unravel_index(np.nanargmax(ratio), ratio.shape)
-    return f"step {seen.steps[row]} changed {seen.names[place]} by {ratio[row, place]:.0%} (limit {JUMP:.0%})"
-
-
-@rule("O2", "Learning rate too low", "scan")
+@rule("O2", "Learning rate too low", "scan", needs=("probe/k", "tensors", "loss"))
 def lr_too_low(history: History) -> Finding | None:
-    """A scan, for the probe is asked only at some evals. How far the loss is from where it should be is not recorded:
-    that it still falls is asked instead."""
-    probes = history["probe/k"].finite.between(history.warmup_steps, _decay_begins(history))
+    """A scan, because probes are made only at some evals. Where the loss should be is not known: that it still falls is
+    asked instead."""
+    # In the last fifth of a decay the rate is low on purpose.
+    falls = history.config.get("lr.decay_lr", True) and history.config.get("lr.schedule") not in ("constant", "plateau")
+    decay_steps = history.derived.get("decay_steps")
+    until = int(0.8 * decay_steps) if falls and decay_steps else history.end + 1
+    probes = history["probe/k"].finite.between(history.warmup_steps, until)
     if len(probes) < 3 or probes.median < K_LOW:
         return None
     last = int(probes.steps[-1])
     seen = matrices(history, max(history.warmup_steps, int(probes.steps[0]) - WINDOW), last + 1)
-    ratio = _middle(seen) if seen is not None else math.nan
     loss = history["loss"].finite.between(history.warmup_steps, last + 1).last()
     t = slope_t(loss)
-    if not ratio < TINY or not t < -3:
+    if seen is None or not (ratio := _median_ratio(seen)) < TINY or not t < -3:
         return None
-    lr = float(history.config.get("lr.learning_rate") or history["lr"].values.max())
+    lr, faster = _learning_rate(history), ""
     is_pretrained = str(history.config.get("init_from") or "") not in SCRATCH
-    faster = _own_rate(seen) if seen is not None else ""
+    # Matrices whose updates are far larger than the others' have a learning rate of their own.
+    stride = median(seen.stride, axis=0)
+    times = stride / np.nanmedian(stride) if np.nanmedian(stride) > 0 else np.zeros(len(stride))
+    if (times > STRIDES).any():
+        faster = (
+            f"size of an update, relative to the median matrix: {seen.worst(times)} (limit {STRIDES}; healthy below 6)"
+        )
     return Finding(
-        "O2",
         "info" if is_pretrained or faster else "warn",
-        f"the learning rate {lr:g} is too low: {probes.median:g} times the update would have been best, and updates "
-        f"are {ratio:.2g} of the weights",
+        f"the learning rate {lr:g} is too low: an update {probes.median:g} times as large would have been best, and "
+        f"updates are {ratio:.2g} of the weights",
         since=int(probes.steps[0]),
         evidence=[
             "best multiple of the last update on a fresh batch: "
@@ -140,49 +140,33 @@ def lr_too_low(history: History) -> Finding | None:
             + f" (limit {K_LOW})",
             f"median update / weight {ratio:.2g} (limit {TINY:g}, healthy 2.6e-3 and more)",
             f"the loss still falls: t = {t:.1f} over the {len(loss)} steps up to {last} (limit -3)",
-            *([faster] if faster else []),
+            faster,
         ],
         ruled_out=[
-            "a rate that is low on purpose: these probes lie after the warm-up and before the end of the decay",
+            "a rate that is low on purpose: these probes were made after the warm-up and before the end of the decay",
             f"weights that do not move at all (O9): the median update is {ratio:.1g} of the weight, not 0",
         ],
-        probe=f"rung check {history.run_id}"
+        probe=check(history) if faster else train(history, "lr.learning_rate", two_digits(lr * probes.median / 4)),
+        remedy="some parameters have a higher rate than others: if that is not intended, raise the rate of the others, "
+        "not the learning rate of all"
         if faster
-        else f"rung train --from {history.run_id} lr.learning_rate={two_digits(lr * probes.median / 4):g}",
-        remedy="some parameters have a higher rate than others: where that is not meant, raise the lr_scale of the "
-        "objective of the others, and not the learning rate"
-        if faster
-        else "the learning rate times a quarter of that multiple",
+        else "multiply the learning rate by a quarter of that multiple",
         changes={} if faster else {"lr.learning_rate": two_digits(lr * probes.median / 4)},
         hides=["O8"],
     )
 
 
-def _own_rate(seen: Matrices) -> str:
-    """Matrices whose steps are far longer than the others': an objective has an lr_scale of its own."""
-    stride = median(seen.stride, axis=0)
-    times = stride / np.nanmedian(stride) if np.nanmedian(stride) > 0 else np.zeros(len(stride))
-    if not (times > STRIDES).any():
-        return ""
-    return f"length of a step, in that of the median matrix: {seen.worst(times)} (limit {STRIDES}; healthy below 6)"
-
-
-def _decay_begins(history: History) -> int:
-    """The last fifth of a decay, in which a rate is low on purpose; the end where it does not fall."""
-    falls = history.config.get("lr.decay_lr", True) and history.config.get("lr.schedule") not in ("constant", "plateau")
-    steps = history.derived.get("decay_steps")
-    return int(0.8 * steps) if falls and steps else history.end + 1
-
-
-@rule("O4", "Clipping at every step, or never applied")
+@rule("O4", "Clipping at every step, or never applied", needs=("norm", "optimizer.grad_clip"))
 def clipping(history: History) -> Finding | None:
-    """Adam divides the size of gradients out, so that clipping all of them changes little: clip .05 ends at 1.174, none
-    at 1.175. Under SGD it is the learning rate that is cut."""
-    limit = float(history.config.get("optimizer.grad_clip") or 0)
+    """Adam is invariant to the size of gradients, so clipping all of them changes little: clip .05 ends at 1.174, none
+    at 1.175. With SGD it lowers the learning rate."""
+    limit = history.number("optimizer.grad_clip") or 0.0
     norm, clipped = history["norm"], history["norm_clipped"]
     if limit <= 0 or not len(norm):
         return None
-    trend = _applied(history, norm.between(history.warmup_steps, history.end)).last(10 * WINDOW)
+    norm = norm.between(history.warmup_steps, history.end)
+    is_applied = ~(at(history["skipped"], norm.steps) > 0) & np.isfinite(norm.values)
+    trend = Series(norm.steps[is_applied], norm.values[is_applied]).last(10 * WINDOW)
     norm = trend.last()
     unread = any("optimizer.grad_clip" in event.get("keys", ()) for event in history.events_of("unread_keys"))
     after = at(clipped, norm.steps)
@@ -195,140 +179,124 @@ def clipping(history: History) -> Finding | None:
     is_plain = name.startswith("sgd")
     lr = history["lr"].last().median
     slope, p = theil_sen(trend.steps, np.log(np.maximum(trend.values, 1e-30)))
-    grows = p < 0.01 and slope > math.log(2) / 1000 and _still_grows(trend, slope)
+    grows = p < 0.01 and slope > math.log(2) / 1000 and len(trend) >= LONG
+    if grows:
+        # Norms rise in the first few hundred steps of healthy runs, while weights find their size, and then stop.
+        half = trend.last(len(trend) // 2)
+        later, _ = theil_sen(half.steps, np.log(np.maximum(half.values, 1e-30)))
+        grows = later >= slope / 3 and norm.median >= 2 * Series(trend.steps[:WINDOW], trend.values[:WINDOW]).median
     effective = lr * limit / norm.median
     p90 = float(np.percentile(norm.values, 90))
     return Finding(
-        "O4",
         "warn" if is_plain or grows else "info",
         f"{share:.0%} of the last {len(norm)} steps were clipped at {limit:g}; the median norm is {norm.median:.3g}"
         + (f" and doubles every {math.log(2) / slope:.0f} steps" if grows else ""),
         evidence=[
             f"norm: median {norm.median:.3g}, 90th percentile {p90:.3g}; limit optimizer.grad_clip={limit:g}",
-            f"under {name} the rate is in effect lr x limit / norm = {effective:.2g} in place of {lr:.2g}"
+            f"with {name} the effective rate is lr x limit / norm = {effective:.2g} instead of {lr:.2g}"
             if is_plain
-            else f"{name} divides the size of gradients out: by itself this does little",
+            else f"{name} is invariant to the size of gradients: this alone does little",
             f"log norm by step: slope {1000 * slope:.3g} per 1000 steps, p {p:.2g} (limit 0.69, p .01)",
         ],
         ruled_out=[
-            "steps that were left out: they are not counted",
-            *([] if grows else [f"exploding gradients: log norm moves by {1000 * slope:.2g} per 1000 steps"]),
+            "skipped steps: they are not counted",
+            "" if grows else f"exploding gradients: log norm moves by {1000 * slope:.2g} per 1000 steps",
         ],
-        probe=f"rung train --from {history.run_id} optimizer.grad_clip={two_digits(p90):g}",
+        probe=train(history, "optimizer.grad_clip", two_digits(p90)),
         remedy="set the limit near the 90th percentile of the norm; k times the batch lowers a noisy norm by sqrt(k)"
-        + ("; and see why it grows: see O1 and the update sizes per tensor" if grows else ""),
+        + ("; and find out why it grows: see O1 and the update sizes per tensor" if grows else ""),
         changes={"optimizer.grad_clip": two_digits(p90)},
     )
-
-
-def _still_grows(norm: Series, slope: float) -> bool:
-    """Norms rise in the first few hundred steps of healthy runs, while weights find their size, and then no longer."""
-    if len(norm) < LONG:
-        return False
-    half = norm.last(len(norm) // 2)
-    later, _ = theil_sen(half.steps, np.log(np.maximum(half.values, 1e-30)))
-    first = Series(norm.steps[:WINDOW], norm.values[:WINDOW])
-    return later >= slope / 3 and norm.last().median >= 2 * first.median
 
 
 def _not_applied(limit: float, norm: Series, after: np.ndarray, unread: bool) -> Finding:
     bad = norm.steps[after > 1.01 * limit]
     return Finding(
-        "O4",
         "warn",
         f"optimizer.grad_clip={limit:g} is set and not applied: "
         + ("nothing has read the key" if unread else f"the norm after clipping is {np.nanmax(after):.3g}"),
         since=int(bad[0]) if len(bad) else None,
         evidence=[f"norm after clipping above {1.01 * limit:g} at {len(bad)} of the last {len(norm)} steps",
                   f"norm before clipping: median {norm.median:.3g}"],
-        ruled_out=["steps that were left out: they are not counted"],
+        ruled_out=["skipped steps: they are not counted"],
         probe="compare norm and norm_clipped of one step",
         remedy="clip after the last backward of the step and before the update, or set the key to 0",
     )  # fmt: skip
 
 
-@rule("O11", "Batch changed, learning rate not", "scan")
-def batch_changed(history: History) -> list[Finding]:
-    """Against the parent, and against the noise of the gradient itself. A sweep that is declared is not known here."""
-    return [finding for finding in (_against_parent(history), _noise_scale(history)) if finding is not None]
+@rule("O11", "Batch changed, learning rate not", "scan", needs=("parent|norm_first",))
+def batch_changed(history: History) -> Iterator[Finding]:
+    """Against the parent, and against the noise of the gradient itself. A declared sweep is not known here."""
+    if history.parent is not None:
+        yield from _against_parent(history, history.parent)
+    yield from _noise_scale(history)
 
 
-def _batch(history: History) -> float:
-    """Targets in a step."""
-    rows, each = history.derived.get("rows_per_step"), history.derived.get("targets_per_row")
-    return float(rows or 0) * float(each or 1)
-
-
-def _against_parent(history: History) -> Finding | None:
-    parent = history.parent
-    if parent is None or not _batch(history) or not _batch(parent):
-        return None
-    times = _batch(history) / _batch(parent)
-    lr, old = history.config.get("lr.learning_rate"), parent.config.get("lr.learning_rate")
-    if not lr or not old or abs(lr / old - 1) > 0.01 or 1 / 1.5 < times < 1.5:
-        return None
+def _against_parent(history: History, parent: History) -> Iterator[Finding]:
+    batch, before = (
+        float(h.derived.get("rows_per_step") or 0) * float(h.derived.get("targets_per_row") or 1)
+        for h in (history, parent)
+    )
+    lr, old = history.number("lr.learning_rate"), parent.number("lr.learning_rate")
+    if not batch or not before or not lr or not old or abs(lr / old - 1) > 0.01:
+        return
+    times = batch / before
+    if 1 / 1.5 < times < 1.5:
+        return
     is_plain = str(history.config.get("optimizer.name", "")).startswith("sgd")
     wanted = lr * (times if is_plain else math.sqrt(times))
     ends = sorted((lr, lr * times)) if not is_plain else sorted((lr * math.sqrt(times), lr * times))
     was, now = parent["norm"].finite.median, history["norm"].finite.median
-    return Finding(
-        "O11",
+    yield Finding(
         "warn",
         f"a step has {times:.3g} times the targets of {parent.run_id or 'its parent'}, at the same lr {lr:g}",
         since=0,
         evidence=[
-            f"targets in a step: {_batch(parent):g} before, {_batch(history):g} now (limit x1.5)",
-            f"norm: median {was:.3g} before, {now:.3g} now; by averaging of noise alone it would be "
+            f"targets in a step: {before:g} before, {batch:g} now (limit x1.5)",
+            f"norm: median {was:.3g} before, {now:.3g} now; averaging of noise alone would give "
             f"{was / math.sqrt(times):.3g}",
         ],
-        ruled_out=[f"a rate that was scaled along: it is {lr:g} in both"],
-        probe=f"rung train --from {history.run_id} lr.learning_rate={two_digits(wanted):g}",
+        ruled_out=[f"a rate that was scaled with the batch: it is {lr:g} in both runs"],
+        probe=train(history, "lr.learning_rate", two_digits(wanted)),
         remedy=f"scale the rate with {'the batch' if is_plain else 'the root of the batch'}: {two_digits(wanted):g}, "
         f"somewhere between {two_digits(ends[0]):g} and {two_digits(ends[1]):g}; a lower norm is averaging, not health",
         changes={"lr.learning_rate": two_digits(wanted)},
     )
 
 
-def _noise_scale(history: History) -> Finding | None:
-    """How many rows it takes until the gradient is as large as its noise, from the norms of a micro and of the step."""
+def _noise_scale(history: History) -> Iterator[Finding]:
+    """The rows at which the gradient is as large as its noise, from the norms of one micro and of the whole step."""
     first = history["norm_first"].between(history.warmup_steps, history.end).finite.last()
     small, large = at(history["rows_first"], first.steps), float(history.derived.get("rows_per_step") or 0)
     whole = at(history["norm"], first.steps)
     good = np.isfinite(whole) & (small > 0) & (small < large)
     if good.sum() < 5:
-        return None
+        return
     a, b, small = first.values[good] ** 2, whole[good] ** 2, small[good]
     noise = float(np.median((a - b) / (1 / small - 1 / large)))
     signal = float(np.median((large * b - small * a) / (large - small)))
     if noise <= 0 or signal <= 0:  # too few steps, or hardly any noise: nothing can be said
-        return None
+        return
     fitting = noise / signal
     if fitting / 10 <= large <= 10 * fitting:
-        return None
-    says = "below a tenth of" if large < fitting else "more than ten times"
-    return Finding(
-        "O11",
+        return
+    share = "below a tenth of" if large < fitting else "more than ten times"
+    yield Finding(
         "info",
-        f"a step of {large:g} rows is {says} the {fitting:.3g} at which noise and gradient are equal",
+        f"a step of {large:g} rows is {share} the {fitting:.3g} rows at which noise and gradient are equal",
         since=int(first.steps[good][0]),
         evidence=[
             f"squared norms at {int(good.sum())} steps: {np.median(a):.3g} for {np.median(small):g} rows, "
             f"{np.median(b):.3g} for {large:g}; noise {noise:.3g}, gradient {signal:.3g}"
         ],
         ruled_out=[f"chance: medians over {int(good.sum())} steps"],
-        probe=f"rung train --from {history.run_id} optimizer.gradient_accumulation_steps=...",
+        probe="train with another optimizer.gradient_accumulation_steps and compare the loss at equal targets",
         remedy="a larger batch would give more per step" if large < fitting else "a smaller batch would learn as much",
     )
 
 
-def _applied(history: History, series: Series) -> Series:
-    """Without steps that were left out, and finite."""
-    keep = ~(at(history["skipped"], series.steps) > 0) & np.isfinite(series.values)
-    return Series(series.steps[keep], series.values[keep])
-
-
 def slope_t(series: Series) -> float:
-    """How many standard errors the slope of a straight line lies from 0."""
+    """How many standard errors the slope of a straight line is from 0."""
     if len(series) < 10:
         return math.nan
     x = series.steps - series.steps.mean()
@@ -339,7 +307,7 @@ def slope_t(series: Series) -> float:
 
 
 def theil_sen(steps: np.ndarray, values: np.ndarray, most: int = 200) -> tuple[float, float]:
-    """The median slope of all pairs, and the chance of such an order among unordered values (Kendall, two sides)."""
+    """The median slope of all pairs, and the p value of their order (Kendall, two-sided)."""
     if len(steps) < 5:
         return 0.0, 1.0
     picked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most)).astype(int))

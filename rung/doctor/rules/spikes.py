@@ -1,10 +1,8 @@
-"""The rule about spikes: a loss or a norm that jumps, stays finite, and comes back or does not.
+"""The rule about spikes: a loss or a norm that jumps, stays finite, and recovers or does not.
 
-A jump is what `rung.robust.surprise` says it is, while a run is going on and here, for a whole curve at once.
-
-The surprising thing: most jumps are no disease. A batch with a rare row has a loss that jumps and is back at the next
-step, in any healthy run whose loss has a long tail. Weights that were thrown off need longer to recover; and a batch
-that is predicted worse than by the untrained model, as hardly any other is, is broken.
+`rung.robust.surprise` defines a jump, in a run in progress and here, for a whole curve at once. Most jumps are
+harmless: a batch with a rare row has a loss that jumps and is back at the next step. Weights that were thrown off need
+longer to recover; and a batch that is predicted worse than by the untrained model, as hardly any other is, is broken.
 """
 
 from __future__ import annotations
@@ -20,14 +18,12 @@ from rung.robust import BEFORE, FLOOR, LATELY, LEAST, MEMORY, RISE, surprise
 
 HIGH = 8.0  # of 98 healthy runs none reaches it; a step at 100 times the rate 86, a batch of one repeated token 72
 NEAR = 8  # steps: jumps that are closer are one
-AT_ONCE = (
-    2  # steps in which a loss is back that only a batch had thrown off; 20 and more after a rate that was too high
-)
+AT_ONCE = 2  # steps in which the loss recovers from one odd batch; 20 and more after a rate that was too high
 SURPRISE = 2.3  # rms of gradient over expectation, in a tensor, 1 to 8 steps before
 MANY, OVER = 10, 2000  # spikes in so many steps: 0.5 %
 
 
-@rule("O5", "Spike", "scan")
+@rule("O5", "Spike", "scan", needs=("loss|norm",))
 def spike(history: History) -> Finding | None:
     found = {name: _spikes(history, name) for name in ("loss", "norm")}
     steps = sorted({step for of in found.values() for step in of})
@@ -35,43 +31,43 @@ def spike(history: History) -> Finding | None:
         return None
     loss, in_loss = history["loss"].finite, sorted(found["loss"])
     lasting = [step for step in in_loss if _lasts(loss, step)]
-    stays = [step for step in lasting if not _returns(history["loss"], step)]
+    stays = [step for step in lasting if not _recovers(history["loss"], step)]
     broken = [step for step in in_loss if step not in lasting and _is_broken_batch(loss, step)]
     rate = _rate(loss, lasting[0]) if lasting else 0
     first = (lasting or broken or in_loss or steps)[0]
     sigmas = ", ".join(f"{name} {of[first]:.0f}" for name, of in found.items() if first in of)
     lr = history["lr"]
     return Finding(
-        "O5",
-        # A norm that jumps alone is what clipping is for, and a loss that is back at once is a tail of the data.
+        # A norm that jumps alone is what clipping is for; a loss that is back at once is the tail of the data.
         "sick" if rate > MANY or stays else "warn" if lasting or broken else "info",
         f"{_jump(history, 'loss' if in_loss else 'norm', first)} at step {first}"
         + (f", one of {len(steps)} spikes" if len(steps) > 1 else "")
-        + (f"; after step {stays[0]} the loss does not come back in {WINDOW} steps" if stays else ""),
+        + (f"; after step {stays[0]} the loss does not recover within {WINDOW} steps" if stays else ""),
         since=first,
         evidence=[
-            f"spreads above what the {BEFORE} steps before let expect: {sigmas} (limit {HIGH:g})",
+            f"spreads above the level of the {BEFORE} steps before: {sigmas} (limit {HIGH:g})",
             *(_jump(history, name, first) for name in found),
             *_leading(history, first),
-            f"spikes in the loss: {len(in_loss)}; of these {len(lasting)} took more than {AT_ONCE} steps to come back, "
+            f"spikes in the loss: {len(in_loss)}; of these {len(lasting)} took more than {AT_ONCE} steps to recover, "
             f"at most {rate} in {OVER} steps (limit {MANY})",
-            *([f"one batch is predicted worse than by the untrained model: step {broken[0]}"] if broken else []),
+            f"one batch is predicted worse than by the untrained model: step {broken[0]}" if broken else "",
         ],
         ruled_out=[
             f"the learning rate: {value(lr, first):.3g} at the step, {value(lr, first - 1):.3g} before it",
             "the beginning of an epoch, or an eval: such steps are not counted",
-            *([f"weights that were thrown off: the loss is back at once after steps {listed(np.asarray(in_loss))}"]
-              if in_loss and not lasting else []),
+            f"weights that were thrown off: the loss is back at once after steps {listed(np.asarray(in_loss))}"
+            if in_loss and not lasting else "",
         ],
         probe=replay(history, first),
-        remedy="replay the batch on older weights and other batches on these: only both together tell data from state; "
-        "then skip the batch (look for long repeats in it), lower optimizer.beta2, or clip by the usual norm",
+        remedy=f"run `{replay(history, first)}`, which tries the batch on older weights and other batches on these, to "
+        "tell data from state; then skip the batch (look for long repeats in it), lower optimizer.beta2, or clip at "
+        "the usual norm",
         changes={"optimizer.beta2": 0.95} if lasting and _beta2(history) > 0.95 else {},
     )  # fmt: skip
 
 
 def scores(values: np.ndarray) -> np.ndarray:
-    """What `rung.robust.Spikes` says of each value; few lie so high above the earlier ones that it must be asked."""
+    """The score of `rung.robust.Spikes` for each value; computed only for the few that are high enough."""
     found = np.zeros(len(values))
     if len(values) <= BEFORE + LEAST + RISE:
         return found
@@ -88,42 +84,40 @@ def scores(values: np.ndarray) -> np.ndarray:
 
 
 def _residuals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What was expected, and how far from it each value lies; without the first ones."""
+    """What was expected, and how far each value is from it; without the first BEFORE values."""
     expected = np.median(sliding_window_view(values, BEFORE)[:-1], axis=1)
     return expected, values[BEFORE:] - expected
 
 
 def _spikes(history: History, name: str) -> dict[int, float]:
-    """Step and score of each; neighbours count once."""
+    """Step and score of each spike; neighbours count once."""
     series = history[name].finite
     all_scores = scores(series.values)
     high = all_scores > HIGH
     found: dict[int, float] = {}
     last = -NEAR
+    rows, epoch = history.derived.get("rows_per_step") or 0, history.derived.get("epoch_rows") or 0
     for step, score in zip(series.steps[high], all_scores[high], strict=True):
-        if step >= history.warmup_steps and not _is_border(history, int(step)):
+        begins_epoch = False
+        if rows and epoch and step > 0:
+            first, last_row = int(step) * rows, (int(step) + 1) * rows - 1
+            begins_epoch = first // epoch != last_row // epoch or first % epoch == 0
+        follows_eval = any(step in of["loss"].steps for of in history.evals.values() if "loss" in of)
+        if step >= history.warmup_steps and not begins_epoch and not follows_eval:
             if step - last > NEAR:
                 found[int(step)] = float(score)
             last = int(step)
     return found
 
 
-def _is_border(history: History, step: int) -> bool:
-    """An eval was made just before it, or an epoch begins in it."""
-    rows, epoch = history.derived.get("rows_per_step") or 0, history.derived.get("epoch_rows") or 0
-    begins = bool(rows and epoch) and step > 0 and (step * rows) // epoch != ((step + 1) * rows - 1) // epoch
-    begins |= bool(rows and epoch) and step > 0 and (step * rows) % epoch == 0
-    return begins or any(step in of["loss"].steps for of in history.evals.values() if "loss" in of)
-
-
 def _lasts(loss: Series, step: int) -> bool:
-    """Whether the loss lies above half of the jump for longer than one hard batch explains; no, while none can know."""
+    """Whether the loss stays above half of the jump for longer than one hard batch explains; no if not known yet."""
     usual, after = loss.between(0, step).last(BEFORE).median, loss.between(step + 1, step + NEAR).values[:AT_ONCE]
     return len(after) == AT_ONCE and bool(after.min() > (usual + value(loss, step)) / 2)
 
 
 def _rate(loss: Series, first: int) -> int:
-    """The most that last in OVER steps. Those of half the height count too: after one jump, its like is no surprise."""
+    """The most lasting spikes in OVER steps. Those of half the height count too: after one, others surprise less."""
     _, residual = _residuals(loss.values)
     jump = value(loss, first) - loss.between(0, first).last(BEFORE).median
     high = [int(step) for step in loss.steps[BEFORE:][residual > jump / 2] if step >= first]
@@ -133,12 +127,12 @@ def _rate(loss: Series, first: int) -> int:
 
 
 def _is_broken_batch(loss: Series, step: int) -> bool:
-    """Predicted worse than anything at the start of the run, and at most two others come near a quarter of the jump.
+    """Predicted worse than anything at the start of the run, and at most two other batches reach a quarter of the jump.
 
-    A batch of one repeated token has 5 to 6.9 where the run began with 3.5, and no other batch strays by a twentieth
-    of it. With one wrong label in a hundred, or one row of a rare class, there are dozens alike.
+    A batch of one repeated token has 5 to 6.9 where the run began with 3.5, and no other batch deviates by a twentieth
+    of that. With one wrong label in a hundred, or one row of a rare class, there are dozens alike.
     """
-    if loss.steps[0] >= BEFORE or value(loss, step) <= loss.values[:BEFORE].max():  # or what it began with is not known
+    if loss.steps[0] >= BEFORE or value(loss, step) <= loss.values[:BEFORE].max():  # the start is unknown, or as bad
         return False
     _, residual = _residuals(loss.values)
     jump = value(loss, step) - loss.between(0, step).last(BEFORE).median
@@ -146,8 +140,8 @@ def _is_broken_batch(loss: Series, step: int) -> bool:
     return int((residual[others] > jump / 4).sum()) < 3
 
 
-def _returns(loss: Series, step: int) -> bool:
-    """Whether the loss comes back within a window; so it is assumed while there are fewer steps after it."""
+def _recovers(loss: Series, step: int) -> bool:
+    """Whether the loss recovers within a window; assumed while there are fewer steps after it."""
     before, after = loss.between(0, step).finite.last(LATELY), loss.between(step, step + WINDOW).finite
     if len(loss.between(step, step + WINDOW)) < WINDOW or len(after) < BEFORE:
         return True
@@ -156,7 +150,7 @@ def _returns(loss: Series, step: int) -> bool:
 
 
 def _leading(history: History, step: int) -> list[str]:
-    """Tensors whose gradients surprised Adam just before; not early on, when that is usual (3.1 in steps 20 to 60)."""
+    """Tensors whose gradients exceeded what Adam expected just before; not early on, when all do (3.1 to step 60)."""
     table = history.table("tensors")
     if table is None or step < max(100, 3 * history.warmup_steps, 1 / (1 - _beta2(history))):
         return []
@@ -177,4 +171,4 @@ def _jump(history: History, name: str, step: int) -> str:
 
 
 def _beta2(history: History) -> float:
-    return float(history.config.get("optimizer.beta2") or 0.95)
+    return history.number("optimizer.beta2") or 0.95

@@ -1,64 +1,54 @@
 """Rules about single tensors: how far each update moved them, and what gradient reached them.
 
-Embeddings and vectors are left out of the comparisons: their rows see few tokens, and gains and biases have sizes of
-their own. Nothing says which matrix is an embedding, so its name does.
-
-The surprising thing: a ratio of update to weight means nothing while a weight is still close to zero, as output
-projections often are at first; such tensors have NaN in its place until they have grown.
+Embeddings (by name) and vectors are left out of comparisons: their rows see few tokens, and gains and biases have
+sizes of their own. The ratio of update to weight is NaN while a weight is still close to zero, as output projections
+often are at first.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from itertools import compress
 
 import numpy as np
 
 from rung.doctor.finding import Finding
-from rung.doctor.history import WINDOW, History
+from rung.doctor.history import WINDOW, History, Table
 from rung.doctor.rules import rule
-from rung.doctor.rules.float16 import first_struggle
-from rung.doctor.rules.lookups import at
+from rung.doctor.rules.lookups import at, check, replay, train
+from rung.doctor.rules.numerics import first_struggle
 
 EMBEDDING = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|tok|tokens?|pos|positions?|positional\w*|places?)([._]|$)")
 SMALL = 0.05  # of the usual size of a weight: below, a tensor began at zero and has not grown yet
 FIRST, SHOCK = 20, 0.5  # steps, and the ratio of one update there: healthy .076; lr x 10 with warm-up .25, without 1.6
 VANISHED = 1e-4  # of the median over layers: 12 sigmoids 1e-11, 12 tanhs 1.9e-3, Kaiming and ReLU 4.7e-2
-LEAST, MOST, APART = 1e-5, 3e-2, 30  # healthy ratios: 2.6e-3 in the median, or 6e-3 to 3e-2 with small first weights
-# Small first weights make all ratios large for a while (4e-2 at step 60 of a healthy run), which is no matter of single
-# tensors: what is outside of the limits must also stand out. Healthy projections out of attention reach 0.036 at x5.3
-# of the median, in runs of 600 steps and more. A head with 100 times the rate has no more than that (0.036 to 0.047 at
-# x3.1 to x4.7, for its weights grow), but its steps are 90 times as long as those of the others; healthy ones 6 times.
+LEAST, MOST, APART = 1e-5, 3e-2, 30  # healthy ratios: 2.6e-3 in the median, or 6e-3 to 3e-2 with small initial weights
+# Small initial weights make all ratios large for a while (4e-2 at step 60 of a healthy run), which says nothing about
+# single tensors: what is outside the limits must also stand out. Healthy projections out of attention reach 0.036 at
+# x5.3 of the median, in runs of 600 steps and more. A head with 100 times the rate has no more than that (0.036 to
+# 0.047 at x3.1 to x4.7, as its weights grow), but its updates are 90 times as large as the others'; healthy ones 6.
 STANDS_OUT, CLEARLY, STRIDES = 3, 10, 20
 
 
-class Matrices(NamedTuple):
-    """The table of tensors, where a matrix was updated: all arrays are (steps, names)."""
-
-    steps: np.ndarray
-    names: list[str]
-    grad: np.ndarray
-    weight: np.ndarray
-    update: np.ndarray
-    eps_share: np.ndarray
-    numel: np.ndarray
+class Matrices(Table):
+    """The matrices in the table of tensors, at steps that updated them; all arrays are (steps, names)."""
 
     @property
     def size(self) -> np.ndarray:
         """Root mean square of the weights."""
-        return self.weight / np.sqrt(self.numel)
+        return self.columns["weight"] / np.sqrt(self.columns["numel"])
 
     @property
     def stride(self) -> np.ndarray:
         """Root mean square of the updates: with Adam near the learning rate, whatever the weights."""
-        return self.update / np.sqrt(self.numel)
+        return self.columns["update"] / np.sqrt(self.columns["numel"])
 
     @property
     def ratio(self) -> np.ndarray:
         """Update over weight, NaN for what is still close to zero."""
         usual = median(self.size, axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.size > SMALL * usual, self.update / self.weight, np.nan)
+            return np.where(self.size > SMALL * usual, self.columns["update"] / self.columns["weight"], np.nan)
 
     def worst(self, values: np.ndarray, largest: bool = True, num: int = 3) -> str:
         """The names with the largest (or smallest) value, and the values."""
@@ -68,7 +58,7 @@ class Matrices(NamedTuple):
 
 
 def matrices(history: History, first: int = 0, end: int | None = None) -> Matrices | None:
-    """What was measured in [first, end) at steps that were applied; None where that is nothing."""
+    """What was measured in [first, end) at steps that were applied; None if nothing was."""
     table = history.table("tensors")
     if table is None or not len(table.steps):
         return None
@@ -80,7 +70,7 @@ def matrices(history: History, first: int = 0, end: int | None = None) -> Matric
     if not len(rows) or not len(names):
         return None
     picked = {c: table.columns[c][np.ix_(rows, names)] for c in ("grad", "weight", "update", "eps_share", "numel")}
-    return Matrices(table.steps[rows], [table.names[n] for n in names], **picked)
+    return Matrices(table.steps[rows], [table.names[n] for n in names], picked)
 
 
 def recent(history: History) -> Matrices | None:
@@ -96,12 +86,19 @@ def median(values: np.ndarray, axis: int) -> np.ndarray:
     return np.where(count > 0, (middles[0] + middles[1]) / 2, np.nan).squeeze(axis)
 
 
-@rule("O3", "Shock without a warm-up", "scan", in_warmup=True)
+@rule("O3", "Shock without a warm-up", "scan", needs=("tensors",))
 def warmup_shock(history: History) -> Finding | None:
     seen = matrices(history, 0, FIRST)
     if history.warmup_steps >= 50 or seen is None:
         return None
-    ratio = _against_usual(seen)
+    # What starts at zero is compared with the usual size of the others until it has grown, since its first updates are
+    # all that it is made of.
+    usual = median(seen.size, axis=1)[:, None]
+    starts_small = ~(seen.size[:1] > SMALL * usual[:1])
+    size = np.where(starts_small | ~(seen.size > SMALL * usual), np.fmax(seen.size, usual), seen.size)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = seen.stride / size
+    ratio = np.where(np.isfinite(ratio), ratio, 0.0)  # 0 where nothing was measured
     rows = np.flatnonzero(ratio.max(axis=1) > SHOCK)
     if not len(rows):
         return None
@@ -109,9 +106,12 @@ def warmup_shock(history: History) -> Finding | None:
     table = history.table("attention")
     early = np.zeros(0) if table is None else table.columns["logit"][table.steps <= 100].ravel()
     logit = float(np.nanmax(early)) if np.isfinite(early).any() else float("nan")
-    lr, beta2 = history.config.get("lr.learning_rate"), float(history.config.get("optimizer.beta2") or 0.95)
+    lr, beta2 = history.config.get("lr.learning_rate"), history.number("optimizer.beta2") or 0.95
+    # At most a tenth of the run; no change if that is not longer than it was, or not shorter than the run.
+    wanted = max(100, round(2 / max(1 - beta2, 1e-6)))
+    length = min((n for n in (history.num_steps, history.derived.get("decay_steps")) if n), default=10 * wanted)
+    warmup = min(wanted, max(FIRST, length // 10))
     return Finding(
-        "O3",
         "sick" if logit > 50 else "warn",  # 93 after a shock, 16 at the same rate with a warm-up
         f"an update of step {step} changed a matrix by {biggest.max():.0%} of its norm, with a warm-up of "
         f"{history.warmup_steps} steps",
@@ -124,48 +124,27 @@ def warmup_shock(history: History) -> Finding | None:
             f"one tensor alone (O8): the median over matrices is {float(np.median(biggest)):.2g}",
             "weights that start at zero: they are compared with the size of the others",
         ],
-        probe=f"rung check {history.run_id}",
-        remedy="raise the learning rate linearly over max(100, 2 / (1 - beta2)) steps, at most a tenth of the run",
-        changes=_warmup(history, beta2),
+        probe=check(history),
+        remedy="warm the learning rate up over max(100, 2 / (1 - beta2)) steps, at most a tenth of the run",
+        changes={"lr.warmup_iters": warmup} if history.warmup_steps < warmup < length else {},
     )
 
 
-def _against_usual(seen: Matrices) -> np.ndarray:
-    """Update over weight; what starts at zero is judged by the size that its neighbours have, until it has outgrown
-    them: its first steps are all that it is made of. 0 where nothing was measured."""
-    usual = median(seen.size, axis=1)[:, None]
-    starts_small = ~(seen.size[:1] > SMALL * usual[:1])
-    size = np.where(starts_small | ~(seen.size > SMALL * usual), np.fmax(seen.size, usual), seen.size)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = seen.stride / size
-    return np.where(np.isfinite(ratio), ratio, 0.0)
-
-
-def _warmup(history: History, beta2: float) -> dict[str, int]:
-    """At most a tenth of the run. Nothing, where that would not be longer than it was, or not shorter than the run."""
-    wanted = max(100, round(2 / max(1 - beta2, 1e-6)))
-    length = min((n for n in (history.num_steps, history.derived.get("decay_steps")) if n), default=10 * wanted)
-    steps = min(wanted, max(FIRST, length // 10))
-    return {"lr.warmup_iters": steps} if history.warmup_steps < steps < length else {}
-
-
-@rule("O6", "Eps too large")
+@rule("O6", "Eps too large", needs=("tensors", "optimizer.eps"))
 def eps_too_large(history: History) -> Finding | None:
     """Adam divides by the root of the second moment plus eps: where eps is the larger, it is a slow SGD."""
     seen = recent(history)
-    eps = float(history.config.get("optimizer.eps") or 0)
+    eps = history.number("optimizer.eps") or 0.0
     if seen is None or not eps:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        shrink = at(history["norm_clipped"], seen.steps) / at(
-            history["norm"], seen.steps
-        )  # Adam sees clipped gradients
+        shrink = at(history["norm_clipped"], seen.steps) / at(history["norm"], seen.steps)  # Adam sees what was clipped
         shrink = np.where(np.isfinite(shrink), shrink, 1.0)[:, None]
-        against = median(eps / (seen.grad * shrink / np.sqrt(seen.numel)), axis=0)
-    share = median(seen.eps_share, axis=0)
+        against = median(eps / (seen.columns["grad"] * shrink / np.sqrt(seen.columns["numel"])), axis=0)
+    share = median(seen.columns["eps_share"], axis=0)
     has_moments = np.isfinite(share)
-    # A matrix whose gradient is 0 in most places (units that are silent) has such a share at any eps; there, what is
-    # left is large: healthy matrices have eps / rms(g) near 1e-5.
+    # A matrix whose gradient is mostly 0 (silent units) has such a share at any eps; the rest of it is large there:
+    # healthy matrices have eps / rms(g) near 1e-5.
     bad = has_moments & np.isfinite(against) & ((against > 0.3) | ((share > 0.5) & (against > 0.01)))
     if not bad.any():
         return None
@@ -173,7 +152,6 @@ def eps_too_large(history: History) -> Finding | None:
     gradients = eps / against
     depth = float(np.nanmin(gradients) / np.nanmedian(gradients))
     return Finding(
-        "O6",
         "sick" if held > 0.5 else "warn",
         f"optimizer.eps={eps:g} outweighs the gradients of {int(bad.sum())} of {int(has_moments.sum())} matrices: "
         "Adam acts as a slow SGD there",
@@ -185,21 +163,22 @@ def eps_too_large(history: History) -> Finding | None:
             f"gradients that vanish with depth (O7): the smallest is {depth:.2g} of the median",
             "rows of rare tokens: embeddings are not counted",
         ],
-        probe=f"rung train --from {history.run_id} optimizer.eps={eps / 1000:g}",
-        remedy="lower eps to 1e-12 or less, with float32 state; raising it is the wrong way here",
+        probe=train(history, "optimizer.eps", eps / 1000),
+        remedy="lower eps to 1e-12 or less, with float32 state; raising it makes this worse",
         changes={"optimizer.eps": 1e-8 if np.nanmedian(gradients) > 1e-6 else 1e-15},
         hides=["O2", "O8"],
     )
 
 
-@rule("O7", "Gradients vanish with depth")
+@rule("O7", "Gradients vanish with depth", needs=("tensors",))
 def vanishing(history: History) -> Finding | None:
-    """A gradient that is exactly zero is O9's or a dead unit's, and is not counted; nor are vectors."""
+    """A gradient of exactly zero is O9's or a dead unit's and is not counted; nor are vectors."""
     seen = recent(history)
     if seen is None:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        flow = median(np.where(seen.grad > 0, seen.grad / seen.weight, np.nan), axis=0)
+        grad = seen.columns["grad"]
+        flow = median(np.where(grad > 0, grad / seen.columns["weight"], np.nan), axis=0)
     if np.isfinite(flow).sum() < 3:
         return None
     middle, least = float(np.nanmedian(flow)), float(np.nanmin(flow))
@@ -208,7 +187,6 @@ def vanishing(history: History) -> Finding | None:
     num_bad = int((flow < VANISHED * middle).sum())
     total = history["norm"].last()
     return Finding(
-        "O7",
         "sick" if least < 1e-2 * VANISHED * middle else "warn",
         f"{num_bad} of {len(flow)} matrices get almost no gradient: {least / middle:.1e} of what the median gets",
         evidence=[
@@ -219,16 +197,16 @@ def vanishing(history: History) -> Finding | None:
             f"no gradient at all: the norm of the step is {total.median:.3g}",
             "weights that are not trained (O9): these have a gradient above 0, and frozen ones are not in the table",
         ],
-        probe=f"rung check {history.run_id}",
-        remedy="residual connections, a norm before each layer, first weights whose variance fits the activation "
+        probe=check(history),
+        remedy="use residual connections, a norm before each layer, an initialisation that fits the activation "
         "(Kaiming for ReLU), or an activation that does not saturate",
         hides=["O6", "O8"],
     )
 
 
-@rule("O8", "Update size off in some tensors")
+@rule("O8", "Update size off in some tensors", needs=("tensors", "lr"))
 def update_off(history: History) -> Finding | None:
-    """Judged where the rate is near its peak: at the end of a decay every update is small, and is meant to be."""
+    """Only while the rate is near its peak: at the end of a decay every update is small on purpose."""
     seen = recent(history)
     rates = history["lr"]
     if seen is None or not len(rates):
@@ -237,7 +215,7 @@ def update_off(history: History) -> Finding | None:
     if near_peak.sum() < 2:
         return None
     ratio = median(seen.ratio[near_peak], axis=0)
-    if np.isfinite(ratio).sum() < 4:  # a median of fewer is no measure for one of them
+    if np.isfinite(ratio).sum() < 4:  # too few for a median to compare with
         return None
     middle = float(np.nanmedian(ratio))
     stride = median(seen.stride[near_peak], axis=0)
@@ -249,40 +227,33 @@ def update_off(history: History) -> Finding | None:
     if not (high | low).any():
         return None
     return Finding(
-        "O8",
         "warn",
         f"{int(high.sum())} matrices are changed too much by each update and {int(low.sum())} too little",
         evidence=[
             f"update / weight: median over matrices {middle:.2g}; usual {LEAST:g} to {MOST:g}, and within x{APART}",
-            *([f"too much: {seen.worst(np.where(high, ratio, np.nan), num=5)}"] if high.any() else []),
-            *(
-                [
-                    f"length of a step, in that of the median matrix, limit {STRIDES}: "
-                    + seen.worst(np.where(high, stride / np.nanmedian(stride), np.nan))
-                ]
-                if (high & is_far).any()
-                else []
-            ),
-            *([f"too little: {seen.worst(np.where(low, ratio, np.nan), largest=False, num=5)}"] if low.any() else []),
+            f"too much: {seen.worst(np.where(high, ratio, np.nan), num=5)}" if high.any() else "",
+            f"size of an update, relative to the median matrix, limit {STRIDES}: "
+            + seen.worst(np.where(high, stride / np.nanmedian(stride), np.nan)) if (high & is_far).any() else "",
+            f"too little: {seen.worst(np.where(low, ratio, np.nan), largest=False, num=5)}" if low.any() else "",
         ],
         ruled_out=[
             f"the learning rate as a whole (O1, O2): {int((~(high | low)).sum())} of {len(ratio)} are in range",
             f"weights close to zero: those below {SMALL:g} of the usual size are not counted",
         ],
-        probe=f"rung show {history.run_id}",
-        remedy="give these tensors a rate of their own (an objective's lr_scale), or other first weights",
-    )
+        probe=f"rung show {history.run_id or 'RUN'}",
+        remedy="give these tensors a learning rate of their own (a parameter group), or other initial weights",
+    )  # fmt: skip
 
 
-@rule("O9", "Parameters not updating", "scan", in_warmup=True)
+@rule("O9", "Parameters not updating", "scan", needs=("tensors|skipped|left_out|trained_parameters",))
 def not_updating(history: History) -> Finding | None:
     """Exactly no change at each of three or more steps that were applied with lr > 0, in the whole history so far.
 
-    A vector whose gradient is exactly 0 while others move is told and is no disease: the last bias of a discriminator
-    with a hinge has -1 from what is real and +1 from what is not, until a margin is met.
+    A vector whose gradient is exactly 0 while others move is info: the last bias of a discriminator with a hinge loss
+    gets -1 from real and +1 from generated rows, until a margin is met.
 
-    A parameter that no objective has is in no table. Where the run tells their names (`left_out`: no objective has them
-    though they require a gradient) it is as sick; where it tells only their number they may be frozen on purpose.
+    A parameter that no objective has is in no table. If the run names them (`left_out`: they require a gradient, and no
+    objective has them) it is sick; if it knows only their number, they may be frozen on purpose.
     """
     left_out = [str(name) for name in history.derived.get("left_out") or ()]
     table = history.table("tensors")
@@ -293,7 +264,7 @@ def not_updating(history: History) -> Finding | None:
         update, grad, steps = table.columns["update"][applied], table.columns["grad"][applied], table.steps[applied]
         still = (update == 0).sum(axis=0)
         frozen = (still >= 3) & (still == np.isfinite(update).sum(axis=0))  # NaN: its objective was not due
-        names, grad = _picked(table.names, frozen), grad[:, frozen]
+        names, grad = list(compress(table.names, frozen)), grad[:, frozen]
         is_vector = ~(table.columns["decayed"][-1, frozen] > 0)
     if not names and not left_out:
         return _all_skipped(history) or _in_no_objective(history)
@@ -301,15 +272,15 @@ def not_updating(history: History) -> Finding | None:
     is_zero = ~has_none & np.all(np.nan_to_num(grad) == 0, axis=0)
     causes = {
         "in no objective": left_out,
-        "no gradient: the loss does not depend on it, or it is detached": _picked(names, has_none),
-        "a gradient of exactly 0": _picked(names, is_zero),
-        "a gradient, and still no change": _picked(names, ~has_none & ~is_zero),
+        "no gradient: the loss does not depend on it, or it is detached": list(compress(names, has_none)),
+        "a gradient of exactly 0": list(compress(names, is_zero)),
+        "a gradient, and still no change": list(compress(names, ~has_none & ~is_zero)),
     }
     num_all = len(table.names) + len(left_out) if table is not None else len(left_out)
     is_benign = not left_out and len(names) < num_all and bool((is_zero & is_vector).all())
     return Finding(
-        "O9",
-        "info" if is_benign else "sick",
+        # (a script may leave parameters to nobody on purpose, and need not say so)
+        "info" if is_benign else "warn" if history.is_script and not names else "sick",
         f"{len(names) + len(left_out)} of {num_all} parameters have not changed at all: "
         + ", ".join([*left_out, *names][:5]),
         since=int(steps[0]) if len(steps) else 0,
@@ -317,30 +288,31 @@ def not_updating(history: History) -> Finding | None:
         + [f"update exactly 0 at {len(steps)} measured steps that were applied with lr > 0"],
         ruled_out=[
             "frozen on purpose: what does not require a gradient is not counted",
-            f"steps that were left out: {int((history['skipped'].values > 0).sum())} of {len(history['skipped'])}",
+            f"skipped steps: {int((history['skipped'].values > 0).sum())} of {len(history['skipped'])}",
         ],
-        probe=f"rung check {history.run_id}",
-        remedy="give the objective these parameters, or let the loss depend on them (look for detach, no_grad, a "
-        "branch that is never taken); where there is a gradient, the rate is below the last digit of float32: raise it",
+        probe=check(history),
+        remedy="give the optimizer these parameters, or make the loss depend on them (look for detach, no_grad, a "
+        "branch that is never taken); if there is a gradient, the update is below the last digit of float32: raise the "
+        "rate",
     )
 
 
 def _all_skipped(history: History) -> Finding | None:
-    """Every step left out: nothing was measured because nothing was applied."""
+    """Every step was skipped: nothing was measured because nothing was applied."""
     skipped = history["skipped"]
     if len(skipped) < 3 or not (skipped.values > 0).all() or history.events_of("diverged"):
         return None
     if first_struggle(history) is not None:  # N4 knows why
         return None
     return Finding(
-        "O9",
         "sick",
-        f"none of {len(skipped)} steps was applied: all were left out",
+        f"none of {len(skipped)} steps was applied: all were skipped",
         since=int(skipped.steps[0]),
         evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
-        ruled_out=["parameters that no optimizer has: no parameter was changed at all"],
-        probe=f"rung replay {history.run_id}@{int(skipped.steps[-1])}",
-        remedy="see why each step is left out: gradients that are not finite, or a scale that never settles",
+        ruled_out=["parameters that no optimizer has: no parameter changed at all"],
+        probe=replay(history, int(skipped.steps[-1])),
+        remedy=f"find out why steps are skipped with `{replay(history, int(skipped.steps[-1]))}`: gradients that are "
+        "not finite, or a loss scale that never settles",
     )
 
 
@@ -349,16 +321,11 @@ def _in_no_objective(history: History) -> Finding | None:
     if not 0 < trained < every or "left_out" in history.derived:
         return None
     return Finding(
-        "O9",
         "info",
         f"{every - trained} of {every} parameters are in no objective ({1 - trained / every:.0%})",
         since=0,
-        evidence=[f"the model has {every} numbers to learn, the objectives {trained}"],
+        evidence=[f"the model has {every} trainable parameters, the objectives have {trained}"],
         ruled_out=["parameters that an objective has and does not move: each of these changed"],
-        probe=f"rung check {history.run_id}",
-        remedy="right where they are frozen on purpose; else give an objective all parameters of the model",
+        probe=check(history),
+        remedy="nothing if they are frozen on purpose; else give an objective all parameters of the model",
     )
-
-
-def _picked(names: list[str], mask: np.ndarray) -> list[str]:
-    return [name for name, is_in in zip(names, mask, strict=True) if is_in]

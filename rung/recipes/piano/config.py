@@ -20,7 +20,7 @@ class Model:
     bias: bool = key(False, "Biases in linear layers and norms.")
     context_size: int = key("${data.context_size}", "Positions the model has; must equal data.context_size.", low=2)
     mlp: Literal["gelu_tanh", "gelu"] = key(
-        "gelu_tanh", "The bend inside blocks: gelu_tanh as in the GPT-2 of Hugging Face, or the exact gelu of nanoGPT."
+        "gelu_tanh", "Activation in the MLPs: gelu_tanh as in the GPT-2 of Hugging Face, or the exact gelu of nanoGPT."
     )
     init: Literal["normal", "xavier", "depth_scaled"] = key(
         "normal", "How weights begin: normal (GPT-2's 0.02), xavier with true fans, or depth_scaled (xavier / sqrt 2L)."
@@ -47,7 +47,7 @@ class Augmentation:
         [], "Also train on these speeds: 1.05 is 5 % faster; each row draws one of them or its own.", low=0.25, high=4
     )
     max_pitch_shift: int = key(
-        0, "Also train on rows moved by up to so many semitones either way; only as far as the keyboard goes.",
+        0, "Also train on rows transposed by up to this many semitones either way, as far as the keyboard allows.",
         low=0, high=12,
     )  # fmt: skip
 
@@ -86,11 +86,11 @@ class Sampling:
     temperature: float = key(1.0, "Below 1 is safer, above 1 wilder; 0 takes the likeliest token each time.", low=0)
     top_k: int = key(0, "Choose among the k likeliest tokens only; 0 = all.", low=0)
     top_p: float = key(0.98, "Choose among the likeliest tokens of this joint probability; 1 = all.", low=0.01, high=1)
-    grammar: bool = key(True, "Allow only tokens that make sense: no note ends that did not begin, all are ended.")
+    grammar: bool = key(True, "Allow only tokens that make sense: only notes that sound end, and all of them do.")
     prompt: str = key("", "A MIDI file to begin with; empty: from nothing, or rows of the eval set in piano_task.")
     task: str = key("", "What to do with the prompt, such as top_line; empty: continue it.")
     parameters: list[int] = key([], "Of the task, such as its percentage; empty: the middle of its range.")
-    composer: str = key("", "The composer to name before the prompt, where data.prefix_tokens has taught that.")
+    composer: str = key("", "The composer to name before the prompt; for runs of data.prefix_tokens=true.")
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Config:
     data: Data = section(Data, "Rows.")
     dataset: Dataset = section(Dataset, "Where the music comes from.")
     evaluation: Evaluation = section(Evaluation, "What an eval measures besides the loss.")
-    sampling: Sampling = section(Sampling, "Samples during and after training.")
+    sampling: Sampling = section(Sampling, "Samples during and after training.", is_late=True)
 
     def check(self) -> Iterator[str]:
         if self.model.context_size != self.data.context_size:

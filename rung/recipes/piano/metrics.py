@@ -1,17 +1,12 @@
-"""Compares the notes a model made with those that were played.
+"""Compares the notes a model made with those that were played: F1 of notes, distances of distributions, the key.
 
-Three kinds of measure: F1 of single notes, distances between distributions, the key. `compare_notes` gives them all as
-finite numbers, whatever the notes, so that they can be summed over rows; a list of notes compared with itself has the
-best of each. At the end the simplest rival of a model, `copy_last`.
-
-The one surprising thing is what no notes at all are worth. Two empty lists agree in everything. Where only one is empty
-F1 and correlation are 0, taxicab is 2 (its most), and Wasserstein takes the empty one for a single value of 0; on the
-circle of pitch classes, which has no 0, it is 6 (its most).
+`compare_notes` returns all of them as finite numbers whatever the notes, so that they can be summed over rows. Two
+empty lists agree in everything; where only one is empty, each measure is at its worst, except that Wasserstein takes
+the empty one for a single value of 0. `copy_last` is the simplest baseline.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,7 +35,7 @@ def note_f1(
     made: np.ndarray,
     *,
     onset_s: float = ONSET_S,
-    velocity: int | None = None,
+    velocity: float = np.inf,
     pitch_class: bool = False,
 ) -> F1:
     """How many notes find a partner: same pitch, onsets at most `onset_s` apart, velocities at most `velocity`.
@@ -50,99 +45,52 @@ def note_f1(
     """
     if len(reference) == len(made) == 0:
         return F1(1.0, 1.0, 1.0)
-    keys = _keys(reference, pitch_class), _keys(made, pitch_class)
-    onsets, most_s = (reference["start"], made["start"]), onset_s + SLACK_S
-    if velocity is None:
-        num_pairs = len(_pairs_on_a_line(keys, onsets, most_s))
-    else:
-        louds = reference["velocity"].astype(np.int64), made["velocity"].astype(np.int64)
-        num_pairs = sum(
-            _num_pairs(_fits(ours, theirs, onsets, most_s) & _fits(ours, theirs, louds, velocity))
-            for ours, theirs in ((keys[0] == key, keys[1] == key) for key in np.intersect1d(*keys))
-        )
-    return _f1(num_pairs / max(len(made), 1), num_pairs / max(len(reference), 1))
-
-
-def weighted_f1(
-    reference: np.ndarray, made: np.ndarray, *, velocity: int | None = VELOCITY, pitch_class: bool = False
-) -> F1:
-    """F1 of the keys that sound at a moment, averaged over all moments at which any does.
-
-    So a long note weighs more than a short one, and one that is held for half as long is half right. Octaves are
-    counted one by one also where `pitch_class` makes them alike.
-    """
-    moments = np.unique(np.concatenate([notes[side] for notes in (reference, made) for side in ("start", "end")]))
-    sounding = _sounding(reference, moments, pitch_class), _sounding(made, moments, pitch_class)
-    num_moments = max(len(moments) - 1, 0)
-    count = [np.bincount(groups // NUM_KEYS, minlength=num_moments) for groups, _ in sounding]
-    pairs = _pairs_on_a_line(
-        (sounding[0][0], sounding[1][0]),
-        (sounding[0][1], sounding[1][1]),
-        np.inf if velocity is None else velocity,
-    )
-    matched = np.bincount(pairs // NUM_KEYS, minlength=num_moments)
-    weight_s = np.where(count[0] + count[1] > 0, np.diff(moments), 0.0)
-    if weight_s.sum() == 0:
-        return F1(1.0, 1.0, 1.0)
-    precision, recall = matched / np.maximum(count[1], 1), matched / np.maximum(count[0], 1)
-    f1 = 2 * matched / np.maximum(count[0] + count[1], 1)
-    return F1(*(float((weight_s * each).sum() / weight_s.sum()) for each in (precision, recall, f1)))
-
-
-Both = tuple[np.ndarray, np.ndarray]  # of the reference and of what was made
-
-
-def _f1(precision: float, recall: float) -> F1:
+    keys = [notes["pitch"] % 12 if pitch_class else notes["pitch"] for notes in (reference, made)]
+    num_pairs = 0
+    for key in np.intersect1d(keys[0], keys[1]):
+        ours, theirs = reference[keys[0] == key], made[keys[1] == key]
+        fits = np.abs(np.subtract.outer(ours["start"], theirs["start"])) <= onset_s + SLACK_S
+        louds = ours["velocity"].astype(np.int64), theirs["velocity"].astype(np.int64)
+        fits &= np.abs(np.subtract.outer(*louds)) <= velocity
+        num_pairs += _num_pairs(fits)
+    precision, recall = num_pairs / max(len(made), 1), num_pairs / max(len(reference), 1)
     return F1(precision, recall, 2 * precision * recall / (precision + recall) if precision else 0.0)
 
 
-def _keys(notes: np.ndarray, pitch_class: bool) -> np.ndarray:
-    keys = notes["pitch"].astype(np.int64)
-    return keys % 12 if pitch_class else keys
+def weighted_f1(reference: np.ndarray, made: np.ndarray, *, velocity: float = VELOCITY) -> F1:
+    """F1 of the keys that sound at a moment, averaged over all moments at which any does; notes must be quantised.
+
+    So a long note weighs more than a short one, and one that is held for half as long is half right.
+    """
+    moments = np.unique(np.concatenate([notes[side] for notes in (reference, made) for side in ("start", "end")]))
+    (ours, our_louds), (theirs, their_louds) = _sounding(reference, moments), _sounding(made, moments)
+    common, i, j = np.intersect1d(ours, theirs, return_indices=True)
+    common = common[np.abs(our_louds[i] - their_louds[j]) <= velocity]
+    num_ours, num_theirs, matched = (
+        np.bincount(sounding // NUM_KEYS, minlength=max(len(moments) - 1, 0)) for sounding in (ours, theirs, common)
+    )
+    weight_s = np.where(num_ours + num_theirs > 0, np.diff(moments), 0.0)
+    if weight_s.sum() == 0:
+        return F1(1.0, 1.0, 1.0)
+    precision, recall = matched / np.maximum(num_theirs, 1), matched / np.maximum(num_ours, 1)
+    f1 = 2 * matched / np.maximum(num_ours + num_theirs, 1)
+    return F1(*(float((weight_s * each).sum() / weight_s.sum()) for each in (precision, recall, f1)))
 
 
-def _sounding(notes: np.ndarray, moments: np.ndarray, pitch_class: bool) -> Both:
+def _sounding(notes: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One entry per note and moment at which it sounds: moment and key as one number, and the velocity."""
     first, end = np.searchsorted(moments, notes["start"]), np.searchsorted(moments, notes["end"])
     length = np.maximum(end - first, 0)
     which = np.repeat(np.arange(len(notes)), length)
     moment = np.arange(len(which)) - np.repeat(np.cumsum(length) - length - first, length)
-    return moment * NUM_KEYS + _keys(notes, pitch_class)[which], notes["velocity"].astype(np.int64)[which]
-
-
-def _pairs_on_a_line(groups: Both, values: Both, most: float) -> np.ndarray:
-    """The groups of the most pairs there can be with values at most `most` apart, each thing in one pair.
-
-    In each group the lowest of both sides are taken while they fit. Where they do not, the lower one fits nobody: its
-    partners would have to be lower still. That is why no choice can be wrong.
-    """
-    sides = []
-    for group, value in zip(groups, values):
-        order = np.lexsort((value, group))
-        sides.append(list(zip(group[order].tolist(), value[order].tolist())))
-    ours, theirs = sides
-    found, i, j = [], 0, 0
-    while i < len(ours) and j < len(theirs):
-        if ours[i][0] == theirs[j][0] and abs(ours[i][1] - theirs[j][1]) <= most:
-            found.append(ours[i][0])
-            i, j = i + 1, j + 1
-        elif ours[i] < theirs[j]:
-            i += 1
-        else:
-            j += 1
-    return np.array(found, dtype=np.int64)
-
-
-def _fits(ours: np.ndarray, theirs: np.ndarray, values: Both, most: float) -> np.ndarray:
-    """Which of ours (rows) may be paired with which of theirs (columns) as far as these values go."""
-    return np.abs(values[0][ours][:, None] - values[1][theirs][None, :]) <= most
+    return moment * NUM_KEYS + notes["pitch"][which], notes["velocity"].astype(np.int64)[which]
 
 
 def _num_pairs(fits: np.ndarray) -> int:
-    """The most pairs there can be, each row and each column in one at most.
+    """The most pairs there can be of a row and a column that fit, each in one at most.
 
-    Two limits at once leave no line to walk along, so pairs are changed where that makes room for one more: a search
-    from each row, over columns that fit and the rows they are paired with, until a column is free.
+    Pairs are changed where that makes room for one more: a search from each row, over columns that fit and the rows
+    they are paired with, until a column is free.
     """
     columns_of = [np.flatnonzero(row).tolist() for row in fits]
     row_of: dict[int, int] = {}  # the pairs, column -> row
@@ -151,18 +99,15 @@ def _num_pairs(fits: np.ndarray) -> int:
     for first in range(len(columns_of)):
         came_from: dict[int, int] = {}  # column -> the row that reached it
         free: int | None = None
-        rows = deque([first])
-        while rows and free is None:
-            row = rows.popleft()
-            for column in columns_of[row]:
-                if column in came_from or column in dead:
-                    continue
-                came_from[column] = row
-                if column not in row_of:
-                    free = column
-                    break
-                rows.append(row_of[column])
-        if free is None:
+        rows = [first]
+        for row in rows:  # which grows meanwhile
+            new = [column for column in columns_of[row] if column not in came_from and column not in dead]
+            came_from |= dict.fromkeys(new, row)
+            free = next((column for column in new if column not in row_of), None)
+            if free is not None:
+                break
+            rows += [row_of[column] for column in new]
+        else:
             dead.update(came_from)
         while free is not None:  # each row on the way takes the column it reached and leaves its own to the next
             row = came_from[free]
@@ -203,11 +148,25 @@ def compare(feature: Feature, reference: np.ndarray, made: np.ndarray) -> Compar
     ours, theirs = feature.values(reference), feature.values(made)
     if len(ours) == len(theirs) == 0:
         return Comparison(1.0, 0.0, 0.0)
-    shares = _shares(ours, feature.edges), _shares(theirs, feature.edges)
-    move = _round_the_circle(*shares) if feature.is_circle else wasserstein(ours, theirs)
+    shares, num_bars = [], len(feature.edges) - 1
+    for values in (ours, theirs):
+        bars = np.clip(np.searchsorted(feature.edges, values, side="right") - 1, 0, num_bars - 1)
+        shares.append(np.bincount(bars, minlength=num_bars) / max(len(values), 1))
+    our_shares, their_shares = shares
+    if feature.is_circle:  # the last is next to the first: from B to C is one semitone
+        carried = np.cumsum(our_shares - their_shares)
+        move = float(np.abs(carried - np.median(carried)).sum())  # the median: what is best sent the other way round
+    else:
+        move = wasserstein(ours, theirs)
     if len(ours) == 0 or len(theirs) == 0:
         return Comparison(0.0, 2.0, 6.0 if feature.is_circle else move)
-    return Comparison(_correlation(*shares), float(np.abs(shares[0] - shares[1]).sum()), move)
+    taxicab = float(np.abs(our_shares - their_shares).sum())
+    if np.array_equal(our_shares, their_shares):
+        return Comparison(1.0, taxicab, move)
+    # Pearson's; bars that are all equal correlate with their like alone.
+    ours, theirs = our_shares - our_shares.mean(), their_shares - their_shares.mean()
+    scale = float(np.sqrt((ours @ ours) * (theirs @ theirs)))
+    return Comparison(float(np.clip(ours @ theirs / scale, -1.0, 1.0)) if scale > 1e-12 else 0.0, taxicab, move)
 
 
 def wasserstein(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -218,26 +177,6 @@ def wasserstein(ours: np.ndarray, theirs: np.ndarray) -> float:
     widths = np.diff(ends, prepend=0)
     apart = np.abs(ours[(ends - 1) // len(theirs)] - theirs[(ends - 1) // len(ours)])
     return float(apart @ widths / (len(ours) * len(theirs)))
-
-
-def _round_the_circle(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The same between shares on a circle, where the last is next to the first: from B to C is one semitone."""
-    carried = np.cumsum(ours - theirs)
-    return float(np.abs(carried - np.median(carried)).sum())  # the median: how much is best sent the other way round
-
-
-def _shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    bars = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
-    return np.bincount(bars, minlength=len(edges) - 1) / max(len(values), 1)
-
-
-def _correlation(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Of Pearson; bars that are all equal correlate with their like alone."""
-    if np.array_equal(ours, theirs):
-        return 1.0
-    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
-    scale = float(np.sqrt((ours @ ours) * (theirs @ theirs)))
-    return float(np.clip(ours @ theirs / scale, -1.0, 1.0)) if scale > 1e-12 else 0.0
 
 
 # Key
@@ -270,16 +209,13 @@ def key_of(notes: np.ndarray) -> Key | None:
     return max(keys, key=lambda key: key.strength)
 
 
-def same_key(ours: Key | None, theirs: Key | None) -> bool:
-    return (ours and ours[:2]) == (theirs and theirs[:2])
-
-
 # All together
 
 
 def compare_notes(reference: np.ndarray, made: np.ndarray) -> dict[str, float]:
-    """Every measure by its name, the same names in the same order for all notes; all finite."""
+    """Every measure of quantised notes by its name, the same names in the same order for all notes; all finite."""
     plain = note_f1(reference, made)
+    keys = [key and (key.tonic, key.mode) for key in map(key_of, (reference, made))]
     found = {
         "f1": plain.f1,
         "precision": plain.precision,
@@ -287,7 +223,7 @@ def compare_notes(reference: np.ndarray, made: np.ndarray) -> dict[str, float]:
         "f1_velocity": note_f1(reference, made, velocity=VELOCITY).f1,
         "f1_pitch_class": note_f1(reference, made, pitch_class=True).f1,
         "f1_weighted": weighted_f1(reference, made).f1,
-        "key_agrees": float(same_key(key_of(reference), key_of(made))),
+        "key_agrees": float(keys[0] == keys[1]),
     }
     for name, feature in FEATURES.items():
         for measure, value in compare(feature, reference, made)._asdict().items():
@@ -295,7 +231,7 @@ def compare_notes(reference: np.ndarray, made: np.ndarray) -> dict[str, float]:
     return found
 
 
-# A rival
+# A baseline
 
 
 def copy_last(prompt: np.ndarray, from_s: float, span_s: float) -> np.ndarray:

@@ -1,16 +1,13 @@
 """A model that remembers how often each token came after the two before it: what a network has to beat.
 
-Interpolated Witten-Bell smoothing: after a context that came `total` times with `kinds` different ids behind it, an id
-has count / (total + kinds), and the rest, kinds / (total + kinds), is spread as the order below would have it, down to
-the same share for every id. So every id has a probability after every context, and they sum to 1.
-
-As in the loss of the recipe, the first id of a record is given and never predicted, and <PAD> is no target. Records may
-be of any length; the contexts of their first targets are filled up with <PAD>.
+It is smoothed by Witten and Bell's rule: a context leaves the more to the order below, the more different ids followed
+it. As in the loss of the recipe, the first id of a record is given and never predicted, and <PAD> is no target. The
+contexts of a record's first targets are filled up with <PAD>.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +15,6 @@ import numpy as np
 from rung.recipes.piano.tokenizer import CLS, PAD, VOCAB_SIZE
 
 MOST_ORDER = 6  # numbers of six ids still fit 64 bits
-Allowed = Callable[[np.ndarray], np.ndarray]  # all ids so far -> which of the 1241 may come next
 
 
 class Counts(NamedTuple):
@@ -36,7 +32,13 @@ class NGram:
             raise ValueError(f"order {order} is not in 1..{MOST_ORDER}")
         self.order = order
         contexts, targets = self._targets(records)
-        self.counts = [_count(context, targets) for context in contexts]
+        self.counts = []
+        for context in contexts:
+            grams, seen = np.unique(context * VOCAB_SIZE + targets, return_counts=True)
+            known, first = np.unique(grams // VOCAB_SIZE, return_index=True)
+            kinds = np.diff(first, append=len(grams))
+            whole = np.add.reduceat(seen, first) + kinds if len(seen) else kinds  # reduceat wants one number at least
+            self.counts.append(Counts(grams, seen / np.repeat(whole, kinds), known, kinds / whole))
 
     def nats(self, records: Iterable[np.ndarray]) -> tuple[float, int]:
         """The summed surprise at the targets of these records, and how many there are."""
@@ -60,27 +62,14 @@ class NGram:
                 chance[counts.grams[first:end] - packed * VOCAB_SIZE] += counts.shares[first:end]
         return chance
 
-    def complete(
-        self,
-        prompt: np.ndarray,
-        num_tokens: int,
-        rng: np.random.Generator,
-        allowed: Allowed | None = None,
-        stop: int | None = None,
-    ) -> np.ndarray:
-        """The ids that follow the prompt: `num_tokens`, or up to and with `stop`, or until nothing is allowed."""
+    def complete(self, prompt: np.ndarray, num_tokens: int, rng: np.random.Generator) -> np.ndarray:
+        """The `num_tokens` ids that follow the prompt."""
         ids = np.zeros(len(prompt) + num_tokens, dtype=np.uint16)
         ids[: len(prompt)] = prompt
         for length in range(len(prompt), len(ids)):
             chance = self.next_probabilities(ids[max(0, length - self.order + 1) : length])
             chance[[PAD, CLS]] = 0.0
-            if allowed is not None:
-                chance = chance * allowed(ids[:length])
-            if chance.sum() == 0:
-                return ids[len(prompt) : length]
             ids[length] = rng.choice(VOCAB_SIZE, p=chance / chance.sum())
-            if ids[length] == stop:
-                return ids[len(prompt) : length + 1]
         return ids[len(prompt) :]
 
     def _targets(self, records: Iterable[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -101,14 +90,6 @@ class NGram:
         for back in range(1, self.order):
             contexts.append(contexts[-1] + ids[places - back] * VOCAB_SIZE ** (back - 1))
         return contexts, ids[places]
-
-
-def _count(contexts: np.ndarray, targets: np.ndarray) -> Counts:
-    grams, seen = np.unique(contexts * VOCAB_SIZE + targets, return_counts=True)
-    known, first = np.unique(grams // VOCAB_SIZE, return_index=True)
-    kinds = np.diff(first, append=len(grams))
-    whole = np.add.reduceat(seen, first) + kinds if len(seen) else kinds  # reduceat wants one number at least
-    return Counts(grams, seen / np.repeat(whole, kinds), known, kinds / whole)
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: float) -> np.ndarray:

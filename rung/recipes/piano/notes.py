@@ -1,10 +1,8 @@
 """Notes as one structured array: start and end in seconds, pitch, velocity.
 
 Every function returns new arrays sorted by start, then pitch. Quantised notes are plain notes whose times lie on the
-grid, so there is one type everywhere. What a sustain pedal does to them is told in `pedal`.
-
-The one surprising thing is that `quantise` makes a pitch monophonic. A piano has one string set per key: a key struck
-again ends its earlier note, and two strikes in the same unit are one. Only then can events be undone exactly.
+grid. `quantise` makes each pitch monophonic, as a piano key is: striking it again ends its earlier note, and two
+strikes in the same unit are one. Without that, events could not be decoded exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def join(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def in_range(notes: np.ndarray) -> tuple[np.ndarray, int]:
-    """The notes that a piano has, and how many it has not."""
+    """The notes within the 88 keys, and how many lie outside."""
     kept = notes[(notes["pitch"] >= LOWEST) & (notes["pitch"] <= HIGHEST)]
     return kept, len(notes) - len(kept)
 
@@ -43,21 +41,24 @@ def in_range(notes: np.ndarray) -> tuple[np.ndarray, int]:
 def from_zero(notes: np.ndarray) -> np.ndarray:
     """Moved so that the first one starts at 0."""
     notes = in_order(notes)
-    if len(notes):
-        first = notes["start"][0]
-        notes["start"] -= first
-        notes["end"] -= first
+    return moved(notes, -notes["start"][0]) if len(notes) else notes
+
+
+def moved(notes: np.ndarray, by_s: float) -> np.ndarray:
+    notes = notes.copy()
+    notes["start"] += by_s
+    notes["end"] += by_s
     return notes
 
 
-def units(seconds: np.ndarray, unit_s: float = UNIT_S) -> np.ndarray:
+def units(seconds: np.ndarray) -> np.ndarray:
     """Whole units nearest to these times, halves upwards."""
-    return np.floor(seconds / unit_s + 0.5).astype(np.int64)
+    return np.floor(seconds / UNIT_S + 0.5).astype(np.int64)
 
 
-def quantise(notes: np.ndarray, unit_s: float = UNIT_S) -> np.ndarray:
+def quantise(notes: np.ndarray) -> np.ndarray:
     """On the grid, at least one unit long, at most one note sounding per pitch. Doing it twice changes nothing."""
-    start, end = units(notes["start"], unit_s), units(notes["end"], unit_s)
+    start, end = units(notes["start"]), units(notes["end"])
     order = np.lexsort((start, notes["pitch"]))
     notes, start, end = notes[order], start[order], np.maximum(end, start + 1)[order]
     if len(notes) == 0:
@@ -70,7 +71,7 @@ def quantise(notes: np.ndarray, unit_s: float = UNIT_S) -> np.ndarray:
     start, pitch = start[first], notes["pitch"][first]
     is_restruck = pitch[1:] == pitch[:-1]
     end[:-1] = np.where(is_restruck, np.minimum(end[:-1], start[1:]), end[:-1])
-    return make(start * unit_s, end * unit_s, pitch, velocity)
+    return make(start * UNIT_S, end * UNIT_S, pitch, velocity)
 
 
 def split_at_pauses(notes: np.ndarray, threshold_s: float) -> list[np.ndarray]:

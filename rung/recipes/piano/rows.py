@@ -1,16 +1,15 @@
-"""Rows of tokens to train and evaluate on, made of the records of stores.
+"""Rows of tokens to train and evaluate on, cut from the records of stores.
 
 `Performances` are windows of a record, for the next token. `TaskRows` are `notes_per_record` consecutive notes each, as
-a question and its answer. Rows of training draw their task and their augmentation from (seed, step, row); rows of an
-eval set are fixed: each stretch of notes with each task, unchanged.
-
-The one surprising thing: a row that is played at another speed is written anew from its notes, so that notes which were
-sounding when its window begins are not in it.
+a question and its answer. Training rows draw their task and augmentation from (seed, step, row); rows of an eval set
+are fixed: each stretch of notes with each task, unchanged. A row at another speed is encoded again from its notes, so
+it lacks the notes that were already sounding when its window begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +17,50 @@ import numpy as np
 from rung.data.store import Store
 from rung.data.stream import Windows, chosen_of
 from rung.errors import DataError
-from rung.recipe import Arrays, Draw, Stream
-from rung.recipes.piano.augment import Augment, changed
-from rung.recipes.piano.notes import LOWEST, NOTE
-from rung.recipes.piano.sequence import TOKENIZER, Example, moved, prefix_of, sequences
-from rung.recipes.piano.tasks import Choice
-from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, NUM_PITCHES, PAD, VELOCITY
+from rung.random import Draw
+from rung.recipe import Arrays, Stream
+from rung.recipes.piano.notes import HIGHEST, LOWEST, in_order, moved, quantise
+from rung.recipes.piano.tasks import Choice, Example, prefix_of, sequences
+from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, NUM_PITCHES, PAD, TOKENIZER, VELOCITY
 
-NUM_LOOKED_AT = 512  # rows from which the length of rows and their number of targets are told
+NUM_CHECKED = 512  # rows from which the length of rows and their number of targets are estimated
 NUM_PREFIX = 2  # tokens: data set and composer
 BEYOND = 128  # tokens read past a window, as ends of notes from before it fall out; 64 did for all of ASAP and POP909
+
+
+@dataclass(frozen=True)
+class Augment:
+    """A row keeps its own speed as often as it gets each of `speeds`; so it is with its own pitch and each shift."""
+
+    speeds: tuple[float, ...] = ()
+    max_shift: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.speeds or self.max_shift)
+
+    @property
+    def name(self) -> str:
+        """For a fingerprint."""
+        return f"/speeds-{','.join(f'{s:g}' for s in self.speeds)}/shift-{self.max_shift}" if self else ""
+
+    def draw_speeds(self, draw: Draw) -> np.ndarray:
+        """(rows,) factors; 2 is twice as fast."""
+        return np.array([1.0, *self.speeds])[draw.integers("speed", 1 + len(self.speeds))]
+
+    def draw_shifts(self, draw: Draw, lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
+        """(rows,) semitones, evenly among all that keep a row with these pitches on the keyboard."""
+        least = np.maximum(-self.max_shift, np.minimum(LOWEST - lowest, 0))
+        most = np.minimum(self.max_shift, np.maximum(HIGHEST - highest, 0))
+        return least + draw.integers("shift", most - least + 1)
+
+
+def changed(notes: np.ndarray, speed: float, shift: int) -> np.ndarray:
+    """The notes `speed` times as fast and `shift` semitones higher, on the grid again."""
+    notes = in_order(notes)
+    notes["start"] /= speed
+    notes["end"] /= speed
+    notes["pitch"] = (notes["pitch"].astype(np.int64) + shift).astype(np.uint8)
+    return quantise(notes)
 
 
 class Records(NamedTuple):
@@ -45,20 +78,16 @@ class Records(NamedTuple):
     def prefix(self, record: int) -> list[int]:
         return prefix_of(self.dataset, str(self.store.index[record].get("composer") or ""))
 
+    def ids(self, record: int) -> np.ndarray:
+        start = int(self.store.starts[record])
+        return self.store.arrays["tokens"][start : start + int(self.store.lengths[record])]
+
 
 def _numbered_pieces(index: Iterable[Mapping[str, Any]]) -> np.ndarray:
     """A number for the piece that each of these records is of: takes and parts of one are no independent draws."""
     names = [(str(record.get("composer") or ""), str(record.get("piece") or record["source"])) for record in index]
     number_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([number_of[name] for name in names], dtype=np.int64)
-
-
-class Look(NamedTuple):
-    num_rows: int
-    targets: list[np.ndarray]  # the ids that count, of each row
-    longest: int  # predictions that the longest row would have
-    cut: float  # share of rows that are longer than the context
-    unanswered: float  # share of rows that lose their whole answer by that
 
 
 class Performances(Windows):
@@ -68,7 +97,8 @@ class Performances(Windows):
         own = context - NUM_PREFIX * has_prefix
         if own < 2:
             raise DataError(
-                f"data.context_size={context} leaves no room after a prefix of {NUM_PREFIX} tokens; raise it"
+                f"data.context_size={context} leaves no room after {NUM_PREFIX} prefix tokens; raise it",
+                code="bad-range",
             )
         super().__init__(records.store, records.split, own, PAD, group="composer", records=records.numbers)
         self.fingerprint += augment.name + ("/prefix" if has_prefix else "")
@@ -89,10 +119,17 @@ class Performances(Windows):
         return self._pieces[self._record_of(ids)]
 
     def _changed(self, ids: np.ndarray, tokens: np.ndarray, draw: Draw) -> np.ndarray:
-        speeds = self._augment.draw_speeds(draw)
+        speeds, records = self._augment.draw_speeds(draw), self._record_of(ids)
         tokens = tokens.copy()
         for row in np.flatnonzero(speeds != 1).tolist():
-            tokens[row] = self._at_speed(int(ids[row]), float(speeds[row]))
+            speed, record = float(speeds[row]), int(records[row])
+            start = int(ids[row]) * self.context + int(self._shift[record])
+            wanted = BEYOND + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
+            window = self._ids[start : min(start + wanted, int(self._ends[record]))]
+            head = window[:1][window[:1] == CLS]
+            notes = TOKENIZER.decode(window, keep_open=True)  # what is still open here has its end past the row
+            made = np.concatenate([head, TOKENIZER.encode(changed(notes, speed, 0))])[: self.context + 1]
+            tokens[row, : len(made)], tokens[row, len(made) :] = made, PAD
         is_note = (tokens >= NOTE_ON) & (tokens < VELOCITY)
         keys = LOWEST + np.where(tokens < NOTE_OFF, tokens - NOTE_ON, tokens - NOTE_OFF).astype(np.int64)
         lowest = np.where(is_note, keys, LOWEST + NUM_PITCHES).min(axis=1)
@@ -100,15 +137,21 @@ class Performances(Windows):
         shifts = self._augment.draw_shifts(draw, lowest, highest)
         return np.where(is_note, tokens + shifts[:, None], tokens).astype(tokens.dtype)
 
-    def _at_speed(self, row: int, speed: float) -> np.ndarray:
-        record = int(self._record_of(np.array([row]))[0])
-        start = row * self.context + int(self._shift[record])
-        wanted = BEYOND + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
-        ids = self._ids[start : min(start + wanted, int(self._ends[record]))]
-        head = ids[:1][ids[:1] == CLS]
-        notes = TOKENIZER.decode(ids, keep_open=True)  # what is still open here has its end past the row
-        made = np.concatenate([head, TOKENIZER.encode(changed(notes, speed, 0))])
-        return filled(made, self.context + 1)
+
+class Stretch(NamedTuple):
+    """Consecutive notes of a record."""
+
+    owner: int  # which of the records
+    first: int  # of its notes
+    notes: np.ndarray
+
+
+class RowStats(NamedTuple):
+    num_rows: int
+    targets: list[np.ndarray]  # the ids that count, of each row
+    longest: int  # predictions that the longest row would have
+    cut: float  # share of rows that are longer than the context
+    unanswered: float  # share of rows that lose their whole answer by that
 
 
 class TaskRows(Stream):
@@ -125,12 +168,20 @@ class TaskRows(Stream):
     ) -> None:
         """`augment` None makes an eval set; rows of training may be changed by it, or by nothing."""
         self.choices, self.context = list(choices), context
-        self.is_eval, self._augment = augment is None, augment or Augment()
-        self.records, self._has_prefix = list(records), has_prefix
-        self._cut(notes_per_record)
-        self.num_rows = len(self._starts) * (len(self.choices) if self.is_eval else 1)
+        self.is_eval, self._augment, self._has_prefix = augment is None, augment or Augment(), has_prefix
+
+        # Every record is decoded and cut into stretches; one note alone at the end of a record is left out.
+        self._origins = [(some, n) for some in records for n in some.numbers.tolist()]
+        self._stretches: list[Stretch] = []
+        for owner, (some, number) in enumerate(self._origins):
+            notes = TOKENIZER.decode(some.ids(number))
+            for first in range(0, len(notes) - 1, notes_per_record):
+                self._stretches.append(Stretch(owner, first, notes[first : first + notes_per_record]))
+        self._owners = np.array([stretch.owner for stretch in self._stretches], dtype=np.int64)
+        self.num_rows = len(self._stretches) * (len(self.choices) if self.is_eval else 1)
         if not self.num_rows:
-            raise DataError("no record has two notes or more; prepare other data")
+            raise DataError("no record has two notes or more; prepare other data", code="data-empty")
+
         # An eval set asks each task once, however often training does: weights are no part of what it is.
         asked = [(c.task.name, *([] if self.is_eval else [c.weight]), c.ranges) for c in self.choices]
         how = f"tasks-{notes_per_record}-{context}-{asked}{self._augment.name}{'/prefix' if has_prefix else ''}"
@@ -141,27 +192,6 @@ class TaskRows(Stream):
         weights = np.array([choice.weight for choice in self.choices])
         self._weight_below = np.cumsum(weights / weights.sum())
 
-    def _cut(self, notes_per_record: int) -> None:
-        """Decodes every record and cuts it into stretches; one note alone at the end of a record is left out."""
-        notes, starts, ends, owners, offsets, at = [], [], [], [], [], 0
-        self._origins: list[tuple[Records, int]] = [(some, n) for some in self.records for n in some.numbers.tolist()]
-        for owner, (some, number) in enumerate(self._origins):
-            first, length = int(some.store.starts[number]), int(some.store.lengths[number])
-            played = TOKENIZER.decode(some.store.arrays["tokens"][first : first + length])
-            cuts = np.arange(0, len(played), notes_per_record)
-            lasts = np.minimum(cuts + notes_per_record, len(played))
-            kept = lasts - cuts >= 2
-            starts.append(at + cuts[kept])
-            ends.append(at + lasts[kept])
-            owners.append(np.full(int(kept.sum()), owner))
-            offsets.append(cuts[kept])
-            notes.append(played)
-            at += len(played)
-        self._notes = np.concatenate(notes) if notes else np.empty(0, dtype=NOTE)
-        self._starts, self._ends, self._owners, self._offsets = (
-            np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (starts, ends, owners, offsets)
-        )
-
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         tokens = np.full((len(ids), self.context + 1), PAD, dtype=np.uint16)
         which = self._tasks(ids, draw)
@@ -171,7 +201,7 @@ class TaskRows(Stream):
 
     def _tasks(self, ids: np.ndarray, draw: Draw) -> np.ndarray:
         if self.is_eval:
-            return ids // len(self._starts)  # rows spread evenly over the set then meet every task
+            return ids // len(self._stretches)  # rows spread evenly over the set then meet every task
         return self._weight_below.searchsorted(draw.uniform("task")[:, 0], side="right").clip(0, len(self.choices) - 1)
 
     def _sequences(self, ids: np.ndarray, which: np.ndarray, draw: Draw) -> list[np.ndarray]:
@@ -180,44 +210,31 @@ class TaskRows(Stream):
             draw = Draw(0, -1, ids)
         most = max(len(choice.ranges) for choice in self.choices)
         uniform, seeds = draw.uniform("values", most + 1), draw.integers("noise", 2**31)
-        stretches = [self._stretch(number) for number in self._numbers(ids)]
+        numbers = ids % len(self._stretches)
+        stretches = [moved(notes, -float(notes["start"][0])) for notes in (self._stretches[n].notes for n in numbers)]
         if self._augment:
             speeds = self._augment.draw_speeds(draw)
             lowest, highest = (np.array([int(f(n["pitch"])) for n in stretches]) for f in (np.min, np.max))
             shifts = self._augment.draw_shifts(draw, lowest, highest)
             stretches = [changed(n, float(f), int(s)) for n, f, s in zip(stretches, speeds, shifts)]
         examples = []
-        for row, number in enumerate(self._numbers(ids)):
-            choice = self.choices[which[row]]
+        for row, owner in enumerate(self._owners[numbers].tolist()):
+            choice, (some, record) = self.choices[which[row]], self._origins[owner]
             values = choice.task.fitting(stretches[row], choice.draw(uniform[row]))
             prompt, target = choice.task.split(stretches[row], values, int(seeds[row]))
-            prefix = self._prefix(number) if self._has_prefix else ()
+            prefix = some.prefix(record) if self._has_prefix else ()
             examples.append(Example(choice.task, values, prompt, target, prefix))
         return sequences(examples)
 
-    def _numbers(self, ids: np.ndarray) -> list[int]:
-        numbers: list[int] = (ids % len(self._starts)).tolist()
-        return numbers
-
-    def _stretch(self, number: int) -> np.ndarray:
-        notes = self._notes[self._starts[number] : self._ends[number]]
-        return moved(notes, -float(notes["start"][0]))
-
-    def _prefix(self, number: int) -> list[int]:
-        some, record = self._origins[int(self._owners[number])]
-        return some.prefix(record)
-
-    def look(self, only_answers: bool) -> Look:
-        """What some rows, spread evenly, tell of all."""
-        ids = np.unique(np.linspace(0, self.num_rows - 1, min(self.num_rows, NUM_LOOKED_AT)).astype(np.int64))
+    def stats(self, only_answers: bool) -> RowStats:
+        """Estimates over all rows from some, spread evenly."""
+        ids = np.unique(np.linspace(0, self.num_rows - 1, min(self.num_rows, NUM_CHECKED)).astype(np.int64))
         draw = Draw(0, 0, np.arange(len(ids)))
         made = self._sequences(ids, self._tasks(ids, draw), draw)
         asked = [1 + int(np.flatnonzero(one == GENAI)[0]) for one in made]
-        rows = [one[: self.context + 1] for one in made]
-        targets = [one[first if only_answers else 1 :] for one, first in zip(rows, asked)]
-        return Look(
+        return RowStats(
             len(ids),
-            targets,
+            [one[first if only_answers else 1 : self.context + 1] for one, first in zip(made, asked)],
             longest=max(len(one) for one in made) - 1,
             cut=float(np.mean([len(one) > self.context + 1 for one in made])),
             unanswered=float(np.mean([first > self.context for first in asked])),
@@ -226,24 +243,20 @@ class TaskRows(Stream):
     def group_of(self, ids: np.ndarray) -> np.ndarray:
         number_of = {name: number for number, name in enumerate(self.groups)}
         by_owner = np.array([number_of.get(name, -1) for name in self._composers])
-        return by_owner[self._owners[self._numbers(ids)]]
+        return by_owner[self._owners[ids % len(self._stretches)]]
 
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
-        return self._pieces[self._owners[self._numbers(ids)]]
+        return self._pieces[self._owners[ids % len(self._stretches)]]
 
     def places(self, ids: np.ndarray) -> list[dict[str, Any]]:
         rows, labels = [], labels_of(self.choices)
-        for row, number in zip(ids.tolist(), self._numbers(ids)):
-            some, record = self._origins[int(self._owners[number])]
-            known = {"source": some.store.index[record].get("source"), "note": int(self._offsets[number])}
-            task = {"task": labels[row // len(self._starts)]} if self.is_eval else {}
-            rows.append({"row": row, **known, **task})
+        for row in ids.tolist():
+            task, number = divmod(row, len(self._stretches))
+            owner, first, _ = self._stretches[number]
+            some, record = self._origins[owner]
+            known = {"source": some.store.index[record].get("source"), "note": first}
+            rows.append({"row": row, **known, **({"task": labels[task]} if self.is_eval else {})})
         return rows
-
-
-def filled(ids: np.ndarray, length: int) -> np.ndarray:
-    """Cut or padded to this length."""
-    return np.concatenate([ids[:length], np.full(max(length - len(ids), 0), PAD, ids.dtype)])
 
 
 def labels_of(choices: Sequence[Choice]) -> list[str]:

@@ -1,16 +1,15 @@
-"""Prompts, what a model makes of them, and that as files to hear and to see.
+"""Builds prompts, lets a model complete them, and turns the answers into files or into figures.
 
-A prompt holds what the model is given and all that is needed to put its answer back into the time of the piece. All
-prompts are completed in one batch. Which task is asked, and with which parameters, is the recipe's business; what the
-notes are worth is for metrics.py to say.
-
-The one surprising thing: an answer to a task never outgrows the context, whatever `num_tokens` says, as the model would
-forget what it was asked; a continuation goes on as long as it is told to.
+A prompt holds what the model is given and what is needed to place its answer in the time of the piece; all prompts are
+completed in one batch. An answer to a task never outgrows the context, whatever `num_tokens` says, because the model
+would forget the question; a continuation may. In an eval the answers, and those of two models that know little, are
+compared with what was played, from where the answer begins up to the last note of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,32 +18,37 @@ import numpy as np
 import torch
 
 from rung.errors import DataError, UserError
-from rung.nn import generate as plain
 from rung.nn.generate import generate
 from rung.nn.transformer import Transformer
-from rung.recipe import Sample
-from rung.recipes.piano.grammar import Grammar
-from rung.recipes.piano.metrics import note_f1
-from rung.recipes.piano.notes import NOTE, from_zero, in_range, join, quantise, units
-from rung.recipes.piano.sequence import TOKENIZER, question, read_answer
-from rung.recipes.piano.tasks import Task
-from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, LOUD, PAD
+from rung.recipe import Part, Sample
+from rung.recipes.piano.config import Sampling
+from rung.recipes.piano.grammar import Grammar, left_padded
+from rung.recipes.piano.metrics import compare_notes, copy_last, note_f1
+from rung.recipes.piano.midi import read_midi, write_midi
+from rung.recipes.piano.ngram import NGram
+from rung.recipes.piano.notes import NOTE, UNIT_S, from_zero, in_range, join, moved, quantise, units
+from rung.recipes.piano.render import Layout, to_roll, to_wav
+from rung.recipes.piano.tasks import Task, question, read_answer, read_question
+from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, LOUD, ON, PAD, PLACE, TIME, TIME_STEPS, TOKENIZER, WAIT
 from rung.text import one_line
+
+SLACK = 32  # tokens that the second half of a window may be longer than the one that was played
 
 
 @dataclass(frozen=True)
 class Prompt:
     ids: np.ndarray  # what the model is given
     notes: np.ndarray  # the same as notes, in the time of the piece
-    task: Task | None  # None: go on with the next token
+    task: Task | None  # None: predict the next token
     values: tuple[int, ...]  # of the task's parameters
     origin_s: float  # where the clock of what is generated begins, in the time of the piece
-    words: str  # what it is
+    label: str  # where it comes from, for captions
     reference: np.ndarray | None = None  # what was really played, where that is known
 
     @property
     def is_continuation(self) -> bool:
-        return _goes_on(self.task)
+        """Whether the answer follows the prompt, and does not lie among its notes or in their place."""
+        return self.task is None or self.task.name == "continuation"
 
     def comparable(self, made: np.ndarray) -> np.ndarray:
         """What is to be compared with the reference: of a continuation, all up to the last note that was played.
@@ -54,7 +58,7 @@ class Prompt:
         if self.reference is None or not self.is_continuation:
             return made
         last_s = float(self.reference["start"].max()) if len(self.reference) else self.origin_s
-        return made[made["start"] < last_s + TOKENIZER.unit_s / 2]
+        return made[made["start"] < last_s + UNIT_S / 2]
 
     def whole(self, made: np.ndarray) -> np.ndarray:
         """Prompt and answer as one piece."""
@@ -65,28 +69,17 @@ class Prompt:
         if self.task is not None and self.task.kind == "replace":
             return made, self.notes
         whole = self.whole(made)
-        is_given = np.isin(_strikes(whole), _strikes(self.notes))
+        strikes, given = (units(notes["start"]) * 128 + notes["pitch"] for notes in (whole, self.notes))
+        is_given = np.isin(strikes, given)
         return whole[~is_given], whole[is_given]
 
 
-def _goes_on(task: Task | None) -> bool:
-    """Whether the answer follows the prompt, and does not lie among its notes or in their place."""
-    return task is None or task.name == "continuation"
-
-
-def _strikes(notes: np.ndarray) -> np.ndarray:
-    """When and which key, as one number."""
-    return units(notes["start"]) * 128 + notes["pitch"]
-
-
-@dataclass(frozen=True)
-class How(plain.How):
-    grammar: bool = True  # whether only what the tokenizer could have written is allowed
-
-
-class Made(NamedTuple):
+class Completion(NamedTuple):
     notes: np.ndarray  # in the time of the piece, without those of the prompt
-    cut_at: int | None = None  # the tokens after which an answer was brought to its end; None: it ended by itself
+    cut_at: int | None = None  # the tokens after which an answer was cut off; None: it ended by itself
+
+
+# Prompts
 
 
 def from_nothing(prefix: Sequence[int] = ()) -> Prompt:
@@ -105,161 +98,223 @@ def from_file(
 ) -> Prompt:
     """The notes of a MIDI file, all of them the prompt; no more than fill half the context.
 
-    With `may_fit` the values are a proposal, changed to suit the notes; else they are what somebody wants.
+    With `may_fit` the values are a proposal, changed to suit the notes; else they are what the user wants.
     """
-    notes, num_dropped = _opened(path)
+    try:
+        notes, num_dropped = in_range(read_midi(path))
+    except DataError as error:
+        raise DataError(f"sampling.prompt: {one_line(error)}", code=error.code) from error
+    if not len(notes):
+        raise DataError(
+            f"sampling.prompt: {one_line(path)} has no notes on the piano; give another file", code="file-empty"
+        )
+    notes = quantise(from_zero(notes))
+    keeps_last = task is None or task.name == "continuation"  # what comes next depends on what was last
+
+    def last_or_first(num: int) -> np.ndarray:
+        return from_zero(notes[len(notes) - num :] if keeps_last else notes[:num])
 
     def ask(some: np.ndarray) -> np.ndarray:
         if task is not None:
             return question(task, values, some, prefix)
         return np.concatenate([np.array([*prefix, CLS], dtype=np.uint16), TOKENIZER.encode(some)])
 
-    keeps_last = _goes_on(task)  # what comes next hangs on what was last
-    kept = _that_fit(notes, keeps_last, ask, context_size // 2)
+    # As many notes as fit: a search by halves, as more notes never take fewer tokens.
+    num_tokens = context_size // 2
+    fits, too_many = 0, min(len(notes), num_tokens) + 1
+    while too_many - fits > 1:
+        num = (fits + too_many) // 2
+        fits, too_many = (num, too_many) if len(ask(last_or_first(num))) <= num_tokens else (fits, num)
+    kept = quantise(last_or_first(fits))
     if not len(kept):
         raise DataError(
-            f"sampling.prompt: not one note of {one_line(path)} fits half of data.context_size={context_size}; "
-            "choose a run with a larger context"
+            f"sampling.prompt: no note of {one_line(path)} fits half of data.context_size={context_size}; "
+            "choose a run with a larger context",
+            code="too-large",
         )
-    if task is not None and may_fit:
-        values = task.fitting(kept, values)
-    words = one_line(path.name)
+    label = one_line(path.name)
     if len(kept) < len(notes):
-        words = f"the {'last' if keeps_last else 'first'} {len(kept)} of {len(notes)} notes of {words}"
+        label = f"the {'last' if keeps_last else 'first'} {len(kept)} of {len(notes)} notes of {label}"
     if num_dropped:
-        words += f", without {num_dropped} outside the piano"
-    if task is None:  # time goes on from the last event, which is the end of a note
-        return Prompt(ask(kept), kept, None, (), float(kept["end"].max()), words)
-    origin_s, end_s = task.origin(kept, values), float(kept["end"].max())
+        label += f", without {num_dropped} outside the piano"
+    end_s = float(kept["end"].max())
+    if task is None:  # time continues from the last event, which is the end of a note
+        return Prompt(ask(kept), kept, None, (), end_s, label)
+    if may_fit:
+        values = task.fitting(kept, values)
+    origin_s = task.origin(kept, values)
     if origin_s > end_s:
         names = ", ".join(one.name for one in task.parameters)
         raise DataError(
-            f"{task.describe(values)}, lies past the end of {words} ({end_s:.1f} s); "
-            f"give sampling.parameters=[{names}] that lie in it, or sampling.task=continuation"
+            f"{task.describe(values)}, lies past the end of {label} ({end_s:.1f} s); "
+            f"give sampling.parameters=[{names}] that lie in it, or sampling.task=continuation",
+            code="bad-range",
         )
     reference = None
     if task.name == "infill" and task.fitting(kept, values) == values:  # the span has notes: it is emptied first
         kept, reference = task.split(kept, values, 0)
-        words += f", {len(reference)} notes taken out"
-    return Prompt(ask(kept), kept, task, values, origin_s, words, reference)
+        label += f", {len(reference)} notes taken out"
+    return Prompt(ask(kept), kept, task, values, origin_s, label, reference)
 
 
-def _opened(path: Path) -> tuple[np.ndarray, int]:
-    """The notes of a file, and how many it has that a piano has not."""
-    from rung.recipes.piano.midi import read_midi
+def from_row(row: np.ndarray) -> Prompt | None:
+    """A row of an eval set as a prompt with what was played; None where the row was cut and does not hold both.
 
-    try:
-        notes, num_dropped = in_range(read_midi(path))
-    except DataError as error:
-        raise DataError(f"sampling.prompt: {one_line(error)}") from error
-    if not len(notes):
-        raise DataError(f"sampling.prompt: {one_line(path)} has no notes that a piano could play; give another file")
-    return quantise(from_zero(notes)), num_dropped
+    A row of a task is to be completed after <GENAI>, a window of a performance after its first half.
+    """
+    ids = row[row != PAD]
+    task, values = read_question(ids)
+    if task is not None:
+        if GENAI not in ids or EOGENAI not in ids:
+            return None
+        asked = ids[: int(np.flatnonzero(ids == GENAI)[0]) + 1]
+        notes = TOKENIZER.decode(asked)
+        origin_s = task.origin(notes, values)
+        return Prompt(asked, notes, task, values, origin_s, "a held-out piece", read_answer(ids, origin_s))
+    if len(ids) < 4:
+        return None
+    given, rest = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+    played, origin_s = _notes_after(given, rest)
+    notes = TOKENIZER.decode(given, keep_open=True)
+    return Prompt(given, notes, None, (), origin_s, "a held-out piece", quantise(played))
 
 
-def _that_fit(
-    notes: np.ndarray, keeps_last: bool, ask: Callable[[np.ndarray], np.ndarray], num_tokens: int
-) -> np.ndarray:
-    """As many notes as these tokens hold, from 0 on: a search by halves, as more notes never take fewer tokens."""
+def _notes_after(given: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, float]:
+    """The notes that start in `ids`, and when these begin: after all the time steps of `given`.
 
-    def first(num: int) -> np.ndarray:
-        return from_zero(notes[len(notes) - num :] if keeps_last else notes[:num])
+    The first note's velocity may be the last that is given.
+    """
+    waits = given[TOKENIZER.token_class(given) == WAIT].astype(np.int64) - TIME
+    origin_s = float(np.array(TIME_STEPS)[waits].sum()) * UNIT_S
+    hanging = given[-1:][TOKENIZER.token_class(given[-1:]) == LOUD]
+    return moved(TOKENIZER.decode(np.concatenate([hanging, ids]), keep_open=True), origin_s), origin_s
 
-    fits, too_many = 0, min(len(notes), num_tokens) + 1
-    while too_many - fits > 1:
-        num = (fits + too_many) // 2
-        fits, too_many = (num, too_many) if len(ask(first(num))) <= num_tokens else (fits, num)
-    return quantise(first(fits))
+
+# Completions
 
 
 def complete(
-    model: Transformer, prompts: Sequence[Prompt], how: How, generator: torch.Generator | None
-) -> list[np.ndarray]:
-    """What the model adds or answers to each, in the time of the piece, without the prompt's notes."""
-    return [made.notes for made in make_all(model, prompts, how, generator)]
-
-
-def make_all(model: Transformer, prompts: Sequence[Prompt], how: How, generator: torch.Generator | None) -> list[Made]:
-    """As `complete`, and whether an answer was cut."""
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    params: Sampling,
+    generator: torch.Generator | None,
+    num_tokens: int | None = None,
+) -> list[Completion]:
+    """What the model adds or answers to each prompt; `num_tokens` in place of what `params` says."""
     if not prompts:
         return []
     device, limit = model.norm.weight.device, model.shape.context_size
-    lengths = [len(prompt.ids) for prompt in prompts]
-    budgets = [
-        how.num_tokens if p.task is None else max(0, min(how.num_tokens, limit + 1 - len(p.ids))) for p in prompts
-    ]
-    ids_BT = np.full((len(prompts), max(lengths)), PAD, dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        ids_BT[row, max(lengths) - lengths[row] :] = prompt.ids
+    num_tokens = params.num_tokens if num_tokens is None else num_tokens
+    budgets = [num_tokens if p.task is None else max(0, min(num_tokens, limit + 1 - len(p.ids))) for p in prompts]
     may_end = [prompt.task is not None for prompt in prompts]
-    grammar = Grammar([prompt.ids for prompt in prompts], budgets, may_end, device) if how.grammar else None
+    grammar = Grammar([prompt.ids for prompt in prompts], budgets, may_end, device) if params.grammar else None
+    ids_BT = left_padded([prompt.ids for prompt in prompts])
     done_BT = generate(
         model,
         torch.from_numpy(ids_BT).to(device),
         max(budgets),
-        lengths=lengths,
-        temperature=how.temperature,
-        top_k=how.top_k,
-        top_p=how.top_p,
+        lengths=[len(prompt.ids) for prompt in prompts],
+        temperature=params.temperature,
+        top_k=params.top_k or None,
+        top_p=params.top_p if params.top_p < 1 else None,
         generator=generator,
         stop_id=EOGENAI,
         allowed=grammar,
     )
-    is_cut = [False] * len(prompts) if grammar is None else grammar.is_cut_B.tolist()
-    rows = done_BT[:, max(lengths) :].cpu().numpy()
-    return [_read(*each) for each in zip(prompts, rows, budgets, is_cut, strict=True)]
+    was_cut = [False] * len(prompts) if grammar is None else grammar.is_cut_B.tolist()
+    made = []
+    for prompt, ids, budget, is_cut in zip(prompts, done_BT[:, ids_BT.shape[1] :].cpu().numpy(), budgets, was_cut):
+        ids = ids[:budget]
+        is_cut = prompt.task is not None and (is_cut or EOGENAI not in ids)
+        if len(prompt.ids) and TOKENIZER.token_class(prompt.ids[-1:])[0] == LOUD:
+            ids = np.concatenate([prompt.ids[-1:], ids])  # the prompt ends between a velocity and its note
+        notes = read_answer(ids[ids != GENAI], prompt.origin_s)  # without a grammar a model may ask in its answer
+        made.append(Completion(notes, budget if is_cut else None))
+    return made
 
 
-def _read(prompt: Prompt, ids: np.ndarray, budget: int, is_cut: bool) -> Made:
-    ids = ids[:budget]
-    is_cut = is_cut or EOGENAI not in ids
-    if len(prompt.ids) and TOKENIZER.token_class(prompt.ids[-1:])[0] == LOUD:
-        ids = np.concatenate([prompt.ids[-1:], ids])  # the prompt ends between a velocity and its note
-    notes = read_answer(ids[ids != GENAI], prompt.origin_s)  # a model without a grammar may ask again in its answer
-    return Made(notes, budget if is_cut and prompt.task is not None else None)
+def measure_completions(
+    model: Transformer, rows: np.ndarray, params: Sampling, generator: torch.Generator, ngram: NGram | None
+) -> dict[str, Part]:
+    """Sums over these rows of an eval set, and how many there were of each.
+
+    Prompts and tokens do not depend on which rows are completed together; what is drawn does, unless the temperature
+    is 0.
+    """
+    prompts = [prompt for row in rows if (prompt := from_row(row)) is not None]
+    if not prompts:
+        return {}
+    context = model.shape.context_size
+    room = context // 2 + SLACK if prompts[0].task is None else context  # an answer gets what is left of it
+    found: dict[str, list[float]] = defaultdict(list)
+    for prompt, made in zip(prompts, complete(model, prompts, params, generator, room)):
+        assert prompt.reference is not None
+        figures = compare_notes(prompt.reference, prompt.comparable(made.notes))
+        for name, value in figures.items():
+            found[name].append(value)
+        if prompt.task is not None:
+            found[f"{prompt.task.name}_f1"].append(figures["f1"])
+        if not prompt.is_continuation:
+            continue
+        # The last bars of the prompt once more: as long a time as the answer takes.
+        span_s = float(prompt.reference["end"].max(initial=prompt.origin_s)) - prompt.origin_s
+        rivals = {"copy": copy_last(prompt.notes, prompt.origin_s, span_s)}
+        if ngram is not None:
+            left = room if prompt.task is None else context + 1 - len(prompt.ids)
+            rivals["ngram"] = by_ngram(ngram, prompt, left)
+        for rival, notes in rivals.items():
+            for name, value in compare_notes(prompt.reference, prompt.comparable(notes)).items():
+                if name.startswith("f1"):
+                    found[f"{rival}_{name}"].append(value)
+    return {name: (torch.tensor(sum(values)), torch.tensor(float(len(values)))) for name, values in found.items()}
 
 
-def artifacts(number: int, prompt: Prompt, made: np.ndarray, how: How, cut_at: int | None = None) -> Iterator[Sample]:
+def by_ngram(ngram: NGram, prompt: Prompt, num_tokens: int) -> np.ndarray:
+    played = prompt.ids[prompt.ids < PLACE]  # it has never seen a special token
+    if prompt.task is not None:  # the answer begins with the last note of the prompt, whose end comes after that
+        played = played[: np.flatnonzero(TOKENIZER.token_class(played) == ON)[-1] + 1]
+    made = ngram.complete(played, num_tokens, np.random.default_rng(prompt.ids.tolist()))  # the same in every run
+    return _notes_after(played, made)[0]
+
+
+# Files
+
+
+def artifacts(number: int, prompt: Prompt, made: Completion, params: Sampling) -> Iterator[Sample]:
     """sample-N.mid, .png and .wav; where there can be no picture or no sound, a text that says why."""
-    from rung.recipes.piano.midi import write_midi
-    from rung.recipes.piano.render import Layout, to_roll, to_wav
-
-    whole = prompt.whole(made)
-    caption = caption_of(prompt, made, how, cut_at)
+    whole = prompt.whole(made.notes)
+    caption = caption_of(prompt, made, params)
     yield Sample(f"sample-{number}.mid", write_midi(whole), caption)
-    by_model, given = prompt.shown(made)
+    by_model, given = prompt.shown(made.notes)
     layout: Layout = "before" if prompt.is_continuation else "among"
     if prompt.task is not None and prompt.task.kind == "replace":
         layout = "replaced"
     # More than an hour of music, or no sound font on a machine without network: the notes are still worth having.
     try:
-        picture = Sample(
-            f"sample-{number}.png", to_roll(by_model, prompt_notes=given, layout=layout, title=caption), caption
-        )
+        picture = to_roll(by_model, prompt_notes=given, layout=layout, title=caption)
+        yield Sample(f"sample-{number}.png", picture, caption)
     except UserError as error:
-        picture = Sample(f"sample-{number}.no-picture.txt", f"{error}\n".encode(), "why there is no .png")
-    yield picture
+        yield Sample(f"sample-{number}.no-picture.txt", f"{error}\n".encode(), "why there is no .png")
     try:
-        heard = to_wav(whole)
-        sound = Sample(f"sample-{number}.wav", heard.data, f"{caption}; played by {heard.engine}")
+        sound = to_wav(whole)
+        yield Sample(f"sample-{number}.wav", sound.data, f"{caption}; played by {sound.engine}")
     except UserError as error:
-        sound = Sample(f"sample-{number}.no-sound.txt", f"{error}\n".encode(), "why there is no .wav")
-    yield sound
+        yield Sample(f"sample-{number}.no-sound.txt", f"{error}\n".encode(), "why there is no .wav")
 
 
-def caption_of(prompt: Prompt, made: np.ndarray, how: How, cut_at: int | None = None) -> str:
-    if not len(made) and not len(prompt.notes):
-        return f"no notes in {how.num_tokens} tokens: allow more of them, or train longer"
-    whole = prompt.whole(made)
+def caption_of(prompt: Prompt, made: Completion, params: Sampling) -> str:
+    if not len(made.notes) and not len(prompt.notes):
+        return f"no notes in {params.num_tokens} tokens: allow more of them, or train longer"
+    whole = prompt.whole(made.notes)
     seconds = float(whole["end"].max()) if len(whole) else 0.0
     if not len(prompt.notes):
-        return f"{len(made)} notes, {seconds:.1f} s, from {prompt.words}, temperature {how.temperature:g}"
+        return f"{len(made.notes)} notes, {seconds:.1f} s, from {prompt.label}, temperature {params.temperature:g}"
     what = "continuation" if prompt.task is None else prompt.task.describe(prompt.values)
-    parts = [f"{what}: {len(prompt.notes)} notes given, {len(made)} made", f"{seconds:.1f} s"]
-    parts.append(f"temperature {how.temperature:g}")
-    if cut_at is not None:
-        parts.append(f"cut after {cut_at} tokens")
+    parts = [f"{what}: {len(prompt.notes)} notes given, {len(made.notes)} made", f"{seconds:.1f} s"]
+    parts.append(f"temperature {params.temperature:g}")
+    if made.cut_at is not None:
+        parts.append(f"cut after {made.cut_at} tokens")
     if prompt.reference is not None:
-        f1 = note_f1(prompt.reference, prompt.comparable(made)).f1
+        f1 = note_f1(prompt.reference, prompt.comparable(made.notes)).f1
         parts.append(f"note F1 {f1:.2f} against what was played")
-    return f"{', '.join(parts)}; prompt: {prompt.words}"
+    return f"{', '.join(parts)}; prompt: {prompt.label}"

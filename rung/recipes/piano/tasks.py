@@ -1,29 +1,26 @@
-"""What a model can be asked to do with a piece: each task splits notes into a prompt and an answer.
+"""Tasks of the piano model: each splits the notes of a piece into a prompt and an answer, which are one row of tokens.
 
-A split is a pure function of the notes, the values of the parameters and a seed. Notes must be quantised, as `quantise`
-or a tokenizer gives them, and so are both parts. Tasks that combine share the notes out, so that `join` gives the piece
-again; in those that replace, the prompt is the piece disturbed and the answer the piece itself. How both become tokens
-is in sequence.py; which task a row gets, in rows.py.
+    <CLS> [data set, composer] task, its parameters, prompt <GENAI> answer <EOGENAI>
 
-The one surprising thing is that values may not suit a piece: nothing starts after 30 s in one that is 20 s long. Such
-values are changed by `Task.fitting`, and it is the fitting ones that the model must be told.
+A split is a pure function of the quantised notes, the values of the parameters and a seed. Values may not suit a piece
+(nothing starts after 30 s in one of 20 s): `Task.fitting` changes them, and the model must be given the fitting ones.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rung.errors import ConfigError
-from rung.recipe import Draw
-from rung.recipes.piano.notes import UNIT_S, quantise, units
-from rung.recipes.piano.tokenizer import MOST_PARAMETER, TASK_NAMES
+from rung.random import Draw
+from rung.recipes.piano.notes import UNIT_S, moved, quantise, units
+from rung.recipes.piano.tokenizer import CLS, COMPOSERS, DATASETS, EOGENAI, GENAI, MOST_PARAMETER, TASK_NAMES, TOKENIZER
 from rung.text import one_line
 
 NEAR = 20  # units: notes that start closer than 0.2 s are struck together, as far as lines go
@@ -40,34 +37,33 @@ class Split(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A whole number that the model is told as a token."""
+    """A whole number that the model is given as a token."""
 
-    name: str  # in the config and in help: percent, length, ...
+    name: str  # in the config: percent, length, ...
     low: int  # what it can be, 0 .. MOST_PARAMETER of the tokenizer
     high: int
-    usual: tuple[int, int]  # what is drawn from where the config does not say
-    doc: str
-    words: str = "{:g} percent"  # in a caption, of the value times `scale`
+    usual: tuple[int, int]  # the range that values are drawn from unless the config gives one
+    caption: str = "{:g} percent"  # of the value times `scale`
     scale: float = 1.0
-
-
-def _as_given(notes: np.ndarray, values: Values) -> Values:
-    return values
-
-
-def _from_0(prompt: np.ndarray, values: Values) -> float:
-    return 0.0
 
 
 @dataclass(frozen=True)
 class Task:
+    """The answer of a task that combines adds notes to the prompt; that of one that replaces stands in its place."""
+
     name: str
-    kind: Literal["combine", "replace"]  # whether the answer adds notes to the prompt, or stands in its place
-    doc: str
+    kind: Literal["combine", "replace"]
     parameters: tuple[Parameter, ...]
-    split: Callable[[np.ndarray, Values, int], Split]  # quantised notes, values of the parameters, seed
-    origin: Callable[[np.ndarray, Values], float] = _from_0  # prompt, values -> where the clock of the answer begins, s
-    fitting: Callable[[np.ndarray, Values], Values] = _as_given  # notes, values -> the values that suit these notes
+    # Notes, values, seed -> to combine: which notes are the answer; to replace: the prompt, the notes with changes.
+    choose: Callable[[np.ndarray, Values, int], np.ndarray]
+    # Prompt, values -> where the clock of the answer begins, in seconds.
+    origin: Callable[[np.ndarray, Values], float] = lambda prompt, values: 0.0
+    # Notes, values -> the values that suit these notes.
+    fitting: Callable[[np.ndarray, Values], Values] = lambda notes, values: values
+
+    def split(self, notes: np.ndarray, values: Values, seed: int) -> Split:
+        chosen = self.choose(notes, values, seed)
+        return Split(notes[~chosen], notes[chosen]) if self.kind == "combine" else Split(chosen, notes.copy())
 
     def join(self, prompt: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The whole that an answer makes with its prompt; where both strike a key at once, that is one note."""
@@ -75,16 +71,18 @@ class Task:
 
     def describe(self, values: Sequence[int]) -> str:
         """For captions: high_notes, 30 percent."""
-        said = (p.words.format(value * p.scale) for p, value in zip(self.parameters, values, strict=True))
-        return ", ".join([self.name, *said])
+        parts = (p.caption.format(value * p.scale) for p, value in zip(self.parameters, values, strict=True))
+        return ", ".join([self.name, *parts])
 
     def values_of(self, given: Sequence[int]) -> Values:
-        """What a user gives, checked; the middle of each usual range where nothing is given."""
+        """What a user gives as sampling.parameters, checked; nothing: the middle of each usual range."""
         if not given:
             return tuple(sum(p.usual) // 2 for p in self.parameters)
         if len(given) != len(self.parameters):
-            raise ConfigError(f"{self.name} takes {_listed(self.parameters)}; {list(given)} does not fit")
-        return tuple(_range_of(self, p, value)[0] for p, value in zip(self.parameters, given))
+            raise ConfigError(
+                f"sampling.parameters={list(given)}: {self.name} takes {_listed(self.parameters)}", code="bad-value"
+            )
+        return tuple(_range("sampling.parameters", self, p, v)[0] for p, v in zip(self.parameters, given))
 
 
 class Choice(NamedTuple):
@@ -100,9 +98,7 @@ class Choice(NamedTuple):
         return tuple(low + min(int(u * (high - low + 1)), high - low) for (low, high), u in drawn)
 
 
-def _combine(is_answer: Callable[[np.ndarray, Values], np.ndarray], notes: np.ndarray, values: Values, _: int) -> Split:
-    chosen = is_answer(notes, values)
-    return Split(notes[~chosen], notes[chosen])
+# What is the answer
 
 
 def _share(num_notes: int, percent: int) -> int:
@@ -110,27 +106,15 @@ def _share(num_notes: int, percent: int) -> int:
     return max(0, min(num_notes - 1, max(1, (num_notes * percent + 50) // 100)))
 
 
-def _after(notes: np.ndarray, values: Values) -> np.ndarray:
-    return np.arange(len(notes)) >= max(_share(len(notes), values[0]), min(1, len(notes)))
-
-
-def _from_last_start(prompt: np.ndarray, values: Values) -> float:
-    return float(prompt["start"][-1]) if len(prompt) else 0.0
+def _least(measure: np.ndarray, percent: int) -> np.ndarray:
+    """The share of notes with the least measure; of equal ones the earlier."""
+    chosen = np.zeros(len(measure), dtype=bool)
+    chosen[np.argsort(measure, kind="stable")[: _share(len(measure), percent)]] = True
+    return chosen
 
 
 def _lengths(notes: np.ndarray) -> np.ndarray:
     return units(notes["end"]) - units(notes["start"])
-
-
-def _pitches(notes: np.ndarray) -> np.ndarray:
-    return notes["pitch"].astype(np.int64)
-
-
-def _first_by(measure: Callable[[np.ndarray], np.ndarray], sign: int, notes: np.ndarray, values: Values) -> np.ndarray:
-    """The share of notes with the least `sign` times `measure`; of equal ones the earlier."""
-    chosen = np.zeros(len(notes), dtype=bool)
-    chosen[np.argsort(sign * measure(notes), kind="stable")[: _share(len(notes), values[0])]] = True
-    return chosen
 
 
 def line(notes: np.ndarray, sign: int) -> np.ndarray:
@@ -145,7 +129,7 @@ def line(notes: np.ndarray, sign: int) -> np.ndarray:
     It is the melody as far as the melody lies on top: in 120 songs of POP909 (tracks MELODY and PIANO) the top line
     holds 91 % of the melody's notes, and 58 % of the top line are notes of the melody.
     """
-    start, end, height = units(notes["start"]), units(notes["end"]), sign * _pitches(notes)
+    start, end, height = units(notes["start"]), units(notes["end"]), sign * notes["pitch"].astype(np.int64)
     # Every pair that sounds together: each note with those that start after it and before its end.
     num_after = start.searchsorted(end) - np.arange(1, len(notes) + 1)
     early = np.repeat(np.arange(len(notes)), num_after)
@@ -160,14 +144,6 @@ def line(notes: np.ndarray, sign: int) -> np.ndarray:
     if is_line.all() and len(notes):
         is_line[np.argmin(height)] = False
     return is_line
-
-
-def _in_line(sign: int, notes: np.ndarray, values: Values) -> np.ndarray:
-    return line(notes, sign)
-
-
-def _under_the_top(notes: np.ndarray, values: Values) -> np.ndarray:
-    return ~line(notes, 1)
 
 
 def _reachable_span(notes: np.ndarray, values: Values) -> Values:
@@ -185,7 +161,7 @@ def _reachable_span(notes: np.ndarray, values: Values) -> Values:
     return min(following, MOST_PARAMETER), length
 
 
-def _in_span(notes: np.ndarray, values: Values) -> np.ndarray:
+def _in_span(notes: np.ndarray, values: Values, seed: int) -> np.ndarray:
     begin, length = _reachable_span(notes, values)
     start = units(notes["start"])
     is_later = (np.arange(len(notes)) > 0) & (start >= begin * HALF_SECOND)
@@ -194,134 +170,192 @@ def _in_span(notes: np.ndarray, values: Values) -> np.ndarray:
     return chosen if chosen.any() else is_later
 
 
-def _span_begins(prompt: np.ndarray, values: Values) -> float:
-    return values[0] * HALF_SECOND * UNIT_S
-
-
-def _disturb_velocity(notes: np.ndarray, values: Values, seed: int) -> Split:
-    prompt = notes.copy()
-    prompt["velocity"] = (notes["velocity"] + _noise(len(notes), 1, values[0], seed)[:, 0]).clip(1, 127)
-    return Split(prompt, notes.copy())
-
-
-def _disturb_timing(notes: np.ndarray, values: Values, seed: int) -> Split:
-    moves = _noise(len(notes), 2, values[0], seed)
-    prompt = notes.copy()
-    prompt["start"] = np.maximum(units(notes["start"]) + moves[:, 0], 0) * UNIT_S
-    prompt["end"] = (units(notes["end"]) + moves[:, 1]) * UNIT_S
-    return Split(quantise(prompt), notes.copy())  # which makes what ends too early one unit long
-
-
 def _noise(num_notes: int, num_values: int, most: int, seed: int) -> np.ndarray:
     """Whole numbers in -most .. most, all equally likely."""
     uniform = Draw(seed, 0, np.arange(num_notes)).uniform("noise", num_values)
     return (uniform * (2 * most + 1)).astype(np.int64) - most
 
 
-_PERCENT = (Parameter("percent", 5, 100, (5, 100), "Share of the notes that is the answer; one note always stays."),)
-_MASKS = {
-    "high_notes": (partial(_first_by, _pitches, -1), "The highest notes are missing."),
-    "low_notes": (partial(_first_by, _pitches, 1), "The lowest notes are missing."),
-    "short_notes": (partial(_first_by, _lengths, 1), "The shortest notes are missing."),
-    "long_notes": (partial(_first_by, _lengths, -1), "The longest notes are missing."),
-}
-_PROMPT = Parameter("percent", 5, 95, (10, 90), "Share of the notes that is the prompt.", "after {:g} percent")
-_SPAN = (
-    Parameter("from", 0, MOST_PARAMETER, (0, MOST_PARAMETER), "Where the span begins, in half seconds; one past the "
-              "end of the piece is wrapped round, one without notes moved.", "from {:g} s", 0.5),
-    Parameter("length", 1, MOST_PARAMETER, (2, 16), "How long it is, in half seconds.", "{:g} s long", 0.5),
-)  # fmt: skip
-_LOUDNESS = Parameter("amount", 1, 127, (10, 60), "How far velocities are off at most.", "off by up to {:g}")
-_TIMING = Parameter(
-    "amount", 1, 127, (2, 30), "How far starts and ends are off at most, in hundredths of a second.",
-    "off by up to {:g} s", UNIT_S,
-)  # fmt: skip
+def _disturb_velocity(notes: np.ndarray, values: Values, seed: int) -> np.ndarray:
+    prompt = notes.copy()
+    prompt["velocity"] = (notes["velocity"] + _noise(len(notes), 1, values[0], seed)[:, 0]).clip(1, 127)
+    return prompt
+
+
+def _disturb_timing(notes: np.ndarray, values: Values, seed: int) -> np.ndarray:
+    moves = _noise(len(notes), 2, values[0], seed)
+    prompt = notes.copy()
+    prompt["start"] = np.maximum(units(notes["start"]) + moves[:, 0], 0) * UNIT_S
+    prompt["end"] = (units(notes["end"]) + moves[:, 1]) * UNIT_S
+    return quantise(prompt)  # which makes what ends too early one unit long
+
+
+_SHARE = (Parameter("percent", 5, 100, (5, 100)),)  # of the notes that is the answer; one note always stays
+_GIVEN = (Parameter("percent", 5, 95, (10, 90), "after {:g} percent"),)  # of the notes that is the prompt
+_SPAN = (  # in half seconds; one past the end of the piece is wrapped round, one without notes moved
+    Parameter("from", 0, MOST_PARAMETER, (0, MOST_PARAMETER), "from {:g} s", 0.5),
+    Parameter("length", 1, MOST_PARAMETER, (2, 16), "{:g} s long", 0.5),
+)
+_LOUDNESS = (Parameter("amount", 1, 127, (10, 60), "off by up to {:g}"),)
+_TIMING = (Parameter("amount", 1, 127, (2, 30), "off by up to {:g} s", UNIT_S),)
 _ALL = (
-    Task("continuation", "combine", "The piece breaks off.", (_PROMPT,), partial(_combine, _after), _from_last_start),
-    Task("top_line", "combine", "The melody is missing.", (), partial(_combine, partial(_in_line, 1))),
-    Task("bottom_line", "combine", "The bass is missing.", (), partial(_combine, partial(_in_line, -1))),
-    *(Task(name, "combine", doc, _PERCENT, partial(_combine, mask)) for name, (mask, doc) in _MASKS.items()),
-    Task("infill", "combine", "All that starts in a span of time is missing.", _SPAN,
-         partial(_combine, _in_span), _span_begins, _reachable_span),
-    Task("velocity_denoising", "replace", "The loudness of each note is off.", (_LOUDNESS,), _disturb_velocity),
-    Task("timing_denoising", "replace", "Starts and ends of the notes are off.", (_TIMING,), _disturb_timing),
-    Task("harmonise", "combine", "All but the melody is missing.", (), partial(_combine, _under_the_top)),
+    Task("continuation", "combine", _GIVEN,
+         lambda notes, values, _: np.arange(len(notes)) >= max(_share(len(notes), values[0]), min(1, len(notes))),
+         origin=lambda prompt, values: float(prompt["start"][-1]) if len(prompt) else 0.0),
+    Task("top_line", "combine", (), lambda notes, *_: line(notes, 1)),
+    Task("bottom_line", "combine", (), lambda notes, *_: line(notes, -1)),
+    Task("high_notes", "combine", _SHARE, lambda notes, values, _: _least(-notes["pitch"].astype(int), values[0])),
+    Task("low_notes", "combine", _SHARE, lambda notes, values, _: _least(notes["pitch"], values[0])),
+    Task("short_notes", "combine", _SHARE, lambda notes, values, _: _least(_lengths(notes), values[0])),
+    Task("long_notes", "combine", _SHARE, lambda notes, values, _: _least(-_lengths(notes), values[0])),
+    Task("infill", "combine", _SPAN, _in_span,
+         origin=lambda prompt, values: values[0] * HALF_SECOND * UNIT_S, fitting=_reachable_span),
+    Task("velocity_denoising", "replace", _LOUDNESS, _disturb_velocity),
+    Task("timing_denoising", "replace", _TIMING, _disturb_timing),
+    Task("harmonise", "combine", (), lambda notes, *_: ~line(notes, 1)),
 )  # fmt: skip
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 assert tuple(TASKS) == TASK_NAMES  # each has its token
 
 
-def find(name: str) -> Task:
-    """The task of this name; raises ConfigError with the nearest one."""
-    if name not in TASKS:
-        raise ConfigError(f"{one_line(name)} is not a task{_near(name, TASKS)} (there are: {', '.join(TASKS)})")
-    return TASKS[name]
+# As tokens
+
+
+class Example(NamedTuple):
+    """A task with its answer; notes are quantised."""
+
+    task: Task
+    values: Sequence[int]
+    prompt: np.ndarray
+    target: np.ndarray
+    prefix: Sequence[int] = ()
+
+
+def sequences(examples: Sequence[Example]) -> list[np.ndarray]:
+    """The whole row of each example, question and answer; all are encoded at once.
+
+    The clock of the prompt begins at 0, that of the answer at `Task.origin`, which the prompt and the parameters
+    decide, so that a reader of the answer can put it back in its place.
+    """
+    answers = [moved(one.target, -one.task.origin(one.prompt, tuple(one.values))) for one in examples]
+    ids = TOKENIZER.encode_all([*(one.prompt for one in examples), *answers])
+    return [
+        np.concatenate([_head(one.task, one.values, one.prefix), prompt, _GENAI, answer, _EOGENAI])
+        for one, prompt, answer in zip(examples, ids, ids[len(examples) :])
+    ]
+
+
+def question(task: Task, values: Sequence[int], prompt: np.ndarray, prefix: Sequence[int] = ()) -> np.ndarray:
+    """What the model is given: all up to <GENAI>."""
+    return np.concatenate([_head(task, values, prefix), TOKENIZER.encode(prompt), _GENAI])
+
+
+_GENAI, _EOGENAI = np.array([GENAI], dtype=np.uint16), np.array([EOGENAI], dtype=np.uint16)
+
+
+def _head(task: Task, values: Sequence[int], prefix: Sequence[int]) -> np.ndarray:
+    names = [f"<TASK_{task.name.upper()}>", *(f"<PARAMETER_{value}>" for value in values)]
+    return np.array([CLS, *prefix, *(TOKENIZER.ids[name] for name in names)], dtype=np.uint16)
+
+
+_TASK_OF_ID = {TOKENIZER.ids[f"<TASK_{name.upper()}>"]: task for name, task in TASKS.items()}
+_VALUE_OF_ID = {TOKENIZER.ids[f"<PARAMETER_{value}>"]: value for value in range(MOST_PARAMETER + 1)}
+
+
+def read_question(ids: np.ndarray) -> tuple[Task | None, Values]:
+    """The task that a row asks for, and the values of its parameters; None: it is a window of a performance."""
+    task = next((_TASK_OF_ID[id] for id in ids.tolist() if id in _TASK_OF_ID), None)
+    return task, tuple(_VALUE_OF_ID[id] for id in ids.tolist() if id in _VALUE_OF_ID)
+
+
+def read_answer(ids: np.ndarray, origin_s: float) -> np.ndarray:
+    """The notes of an answer in the time of the piece. What comes before <GENAI> or after <EOGENAI> is skipped."""
+    begins = np.flatnonzero(ids == GENAI)
+    ids = ids[begins[0] + 1 :] if len(begins) else ids
+    ends = np.flatnonzero(ids == EOGENAI)
+    return quantise(moved(TOKENIZER.decode(ids[: ends[0]] if len(ends) else ids), origin_s))
+
+
+def prefix_of(dataset: str, composer: str) -> list[int]:
+    """The two tokens that name where a row is from; what has no token of its own is `other`."""
+    plain = "".join(letter for letter in dataset.lower() if letter.isalnum())
+    known = next((name for name in DATASETS[:-1] if name in plain), DATASETS[-1])
+    whom = next((name for name in COMPOSERS[:-1] if is_by(composer, name)), COMPOSERS[-1])
+    return [TOKENIZER.ids[f"<DATASET_{known.upper()}>"], TOKENIZER.ids[f"<COMPOSER_{whom.upper()}>"]]
+
+
+def is_by(composer: str, surname: str) -> bool:
+    """Whether a composer as a data set writes the name ("Johann Sebastian Bach", "bach_js") has this surname."""
+    return surname.lower() in re.split(r"[\W_]+", composer.lower())
+
+
+# As a config asks for them
 
 
 def parse(tasks: object) -> list[Choice]:
     """The choices of a config's `tasks`; raises ConfigError for what cannot be."""
-    if tasks in ("all", "TODO"):  # TODO stands where somebody has not decided yet
-        return [_choice(task, {}) for task in _ALL]
+    if tasks in ("all", "TODO"):  # TODO stands for what is not decided yet
+        tasks = list(TASKS)
     entries = [tasks] if isinstance(tasks, (str, Mapping)) else tasks
     if not isinstance(entries, (list, tuple)):
         raise ConfigError(
-            f"tasks is {one_line(tasks)}; write all, a name, or a list of names and {{name, weight, ...}}"
+            f"tasks is {one_line(tasks)}; write all, a name, or a list of names and mappings", code="bad-value"
         )
     if not entries:
-        raise ConfigError("tasks is empty; name at least one task, or write all")
+        raise ConfigError("tasks is empty; name at least one task, or write all", code="bad-value")
     choices: list[Choice] = []
     for entry in entries:
-        choice = _read(entry)
+        choice = _choice(entry)
         if any((choice.task, choice.ranges) == (other.task, other.ranges) for other in choices):
-            raise ConfigError(f"tasks: {choice.task.name} is there twice with the same parameters; raise its weight")
+            raise ConfigError(
+                f"tasks: {choice.task.name} is there twice with the same parameters; raise its weight", code="bad-value"
+            )
         choices.append(choice)
     return choices
 
 
-def _read(entry: object) -> Choice:
-    if isinstance(entry, str):
-        entry = {"name": entry}
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"tasks has {one_line(entry)}; an entry is a name, or {{name, weight, parameters}}")
-    name = entry.get("name")
-    if not isinstance(name, str):
-        what = "has no name" if name is None else "has a name that is no text"
-        raise ConfigError(f"tasks: {one_line(dict(entry))} {what}; write {{name: infill, weight: 2, length: [4, 16]}}")
-    if name in ("all", "TODO"):
-        raise ConfigError(f"tasks: {name} stands alone, not in a list; write tasks={name}, or list the names you want")
-    if name not in TASKS and "," in name:
-        raise ConfigError(f"tasks: {one_line(name)} is not a task; several are written as a list: [{one_line(name)}]")
-    try:
-        return _choice(find(name), {key: value for key, value in entry.items() if key != "name"})
-    except ConfigError as error:
-        raise ConfigError(f"tasks: {error}") from None
-
-
-def _choice(task: Task, given: Mapping[object, object]) -> Choice:
+def _choice(entry: object) -> Choice:
+    given = {"name": entry} if isinstance(entry, str) else entry
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(name, str):
+        raise ConfigError(
+            f"tasks has {one_line(entry)}; write a name, or {{name: infill, weight: 2, length: [4, 16]}}",
+            code="bad-value",
+        )
+    if name not in TASKS:
+        hint = f"{_near(name, TASKS)} (there are: {', '.join(TASKS)})"
+        if name in ("all", "TODO"):
+            hint = f", and stands alone: write tasks={name}, or list names"
+        elif "," in name:
+            hint = f"; several are written as a list: [{one_line(name)}]"
+        raise ConfigError(f"tasks: {one_line(name)} is not a task{hint}", code="no-task")
+    task = TASKS[name]
     known = [p.name for p in task.parameters]
     for key in given:
-        if key not in ("weight", *known):
+        if key not in ("name", "weight", *known):
             hint = _near(str(key), [*known, "weight"])
-            raise ConfigError(f"{task.name} has no parameter {one_line(key)}{hint} (it has {_listed(task.parameters)})")
+            raise ConfigError(
+                f"tasks: {name} has no {one_line(key)}{hint} (it has {_listed(task.parameters)})", code="no-key"
+            )
     weight = given.get("weight", 1)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not (weight > 0 and math.isfinite(weight)):
         raise ConfigError(
-            f"weight of {task.name} is {one_line(weight)}; it must be a number above 0 (to never ask, leave it out)"
+            f"tasks: weight of {name} is {one_line(weight)}; it must be a number above 0", code="bad-range"
         )
-    ranges = (_range_of(task, p, given[p.name]) if p.name in given else p.usual for p in task.parameters)
+    ranges = (_range("tasks", task, p, given[p.name]) if p.name in given else p.usual for p in task.parameters)
     return Choice(task, float(weight), tuple(ranges))
 
 
-def _range_of(task: Task, parameter: Parameter, value: object) -> tuple[int, int]:
-    what = f"{parameter.name} of {task.name} is {one_line(value)}"
+def _range(where: str, task: Task, parameter: Parameter, value: object) -> tuple[int, int]:
+    what = f"{where}: {parameter.name} of {task.name} is {one_line(value)}"
     ends = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(ends) != 2 or not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
-        raise ConfigError(f"{what}; it must be a whole number, or two as a range [low, high]")
+        raise ConfigError(f"{what}; it must be a whole number, or two as a range [low, high]", code="bad-value")
     low, high = ends
     if low > high:
-        raise ConfigError(f"{what}; the lower end comes first: [{high}, {low}]")
+        raise ConfigError(f"{what}; the lower end comes first: [{high}, {low}]", code="bad-range")
     if low < parameter.low or high > parameter.high:
-        raise ConfigError(f"{what}; it can be {parameter.low} to {parameter.high}")
+        raise ConfigError(f"{what}; it can be {parameter.low} to {parameter.high}", code="bad-range")
     return low, high
 
 

@@ -1,12 +1,8 @@
 """Notes as a sequence of events, and back.
 
-Ids: <PAD>, <CLS>, NOTE_ON and NOTE_OFF for the 88 keys, 32 velocity bins, time steps of 1, 2, 4 .. 64 units, and 1024
-places for special tokens. SPECIALS take such places in their order, in every stage, so the vocabulary has 1241 ids and
-an id means the same wherever a checkpoint goes. New ones are added at the end.
-
-`encode` puts events in order of time, NOTE_OFF before NOTE_ON, pitch ascending; a velocity precedes each NOTE_ON; a
-time difference is written largest step first. `decode` undoes it exactly on quantised notes whose velocities are bin
-midpoints, and takes any other sequence too: what a model emits need not be well formed. <CLS> is left to the store.
+Events come in order of time, NOTE_OFF before NOTE_ON, pitch ascending; a velocity precedes each NOTE_ON, and a time
+difference is written largest step first. Special tokens take places that every stage has, in the order of SPECIALS, so
+that an id means the same wherever a checkpoint goes: new ones are added at the end. <CLS> is left to the store.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rung.recipes.piano.notes import HIGHEST, LOWEST, NOTE, UNIT_S, in_order, make, quantise, units
+from rung.recipes.piano.notes import HIGHEST, LOWEST, NOTE, UNIT_S, make, quantise, units
 
 PAD, CLS = 0, 1
 NUM_PITCHES = HIGHEST - LOWEST + 1
@@ -73,19 +69,16 @@ class Tokenizer:
     """Immutable: another list of specials is another tokenizer, with another hash."""
 
     specials: tuple[str, ...] = SPECIALS
-    unit_s: float = UNIT_S
 
     def __post_init__(self) -> None:
         if len(self.specials) > NUM_PLACES:
             raise ValueError(f"{len(self.specials)} special tokens, there are {NUM_PLACES} places")
-        if len(self._ids) != VOCAB_SIZE:
+        if len(self.ids) != VOCAB_SIZE:
             raise ValueError("a special token has a name that is taken already")
-
-    vocab_size = VOCAB_SIZE
 
     def encode(self, notes: np.ndarray) -> np.ndarray:
         """Ids as uint16, without <CLS>. Notes are quantised first; they must lie in 21..108 and not start before 0."""
-        notes = quantise(notes, self.unit_s)
+        notes = quantise(notes)
         if len(notes) and (notes["pitch"].min() < LOWEST or notes["pitch"].max() > HIGHEST):
             raise ValueError(f"notes outside {LOWEST}..{HIGHEST}; drop them with in_range()")
         if len(notes) and notes["start"][0] < 0:
@@ -98,7 +91,7 @@ class Tokenizer:
         What `encode` makes sure of is taken for granted: notes are quantised, on the keyboard, and not before 0.
         """
         notes, num_notes = np.concatenate(parts), np.array([len(part) for part in parts])
-        times = np.concatenate([units(notes["start"], self.unit_s), units(notes["end"], self.unit_s)])
+        times = np.concatenate([units(notes["start"]), units(notes["end"])])
         if len(times) == 0:
             return [np.empty(0, dtype=np.uint16) for _ in parts]
         part = np.tile(np.repeat(np.arange(len(parts)), num_notes), 2)
@@ -107,19 +100,32 @@ class Tokenizer:
         bins = np.tile(notes["velocity"].astype(np.int64) // BIN_WIDTH, 2).clip(0, NUM_VELOCITIES - 1)
         # By part, time, off before on, and key: as one number, which sorts four times as fast as four columns.
         order = np.argsort(((part * (times.max() + 1) + times) * 2 + is_on) * NUM_PITCHES + keys)
-        times, part = times[order], part[order]
+        times, part, is_on, keys, bins = times[order], part[order], is_on[order], keys[order], bins[order]
         waits = np.diff(times, prepend=0)
         begins = np.append(True, part[1:] != part[:-1])
         waits[begins] = times[begins]
-        ids, ends = _write(waits, is_on[order], keys[order], bins[order])
+
+        # Each event after its wait, largest step first. The loop is over the seven step sizes, not over events.
+        num_longest, rest = np.divmod(waits, TIME_STEPS[-1])
+        num_steps = num_longest + np.bitwise_count(rest)
+        ends = np.cumsum(num_steps + 1 + is_on)
+        ids = np.full(int(ends[-1]), PLACE - 1, dtype=np.uint16)  # the longest steps are in place already
+        ids[ends - 1] = keys + np.where(is_on, NOTE_ON, NOTE_OFF)
+        ids[ends[is_on] - 2] = VELOCITY + bins[is_on]
+        place = ends - 1 - is_on - num_steps + num_longest
+        for power in reversed(range(len(TIME_STEPS) - 1)):
+            has_step = (rest >> power) & 1 == 1
+            ids[place[has_step]] = TIME + power
+            place += has_step
         lasts = np.append(0, ends)[2 * np.cumsum(num_notes)]  # a note has two events
         return np.split(ids, lasts[:-1])
 
     def decode(self, ids: np.ndarray, keep_open: bool = False) -> np.ndarray:
         """Notes out of any ids; with `keep_open` notes that never end last until the final moment.
 
-        A NOTE_OFF without its note is ignored; a pitch started again ends its earlier note; a note that ends in the
-        unit it started in is no note; ids that are no events are passed over.
+        Exact for quantised notes whose velocities are bin midpoints. What a model emits need not be well formed: a
+        NOTE_OFF without its note is ignored, a pitch started again ends its earlier note, a note that ends in the unit
+        it started in is dropped, and ids that are no events are skipped.
         """
         ids = np.asarray(ids).astype(np.int64).ravel()
         classes = self.token_class(ids)
@@ -141,23 +147,13 @@ class Tokenizer:
         loud_at = loud_at[events[found]]
         bins = np.where(loud_at >= 0, ids[loud_at] - VELOCITY, DEFAULT_BIN)
         velocity = bins * BIN_WIDTH + BIN_WIDTH // 2
-        return make(start[found] * self.unit_s, end[found] * self.unit_s, keys[found] + LOWEST, velocity)
+        return make(start[found] * UNIT_S, end[found] * UNIT_S, keys[found] + LOWEST, velocity)
 
     def token_class(self, ids: np.ndarray) -> np.ndarray:
         """Index into CLASSES per id; a number that is no id counts as special."""
         ids = np.asarray(ids).astype(np.int64)
         is_id = (ids >= 0) & (ids < VOCAB_SIZE)
         return np.where(is_id, CLASS_OF_ID[np.where(is_id, ids, PAD)], np.uint8(SPECIAL))
-
-    def name_of(self, id: int) -> str:
-        if not 0 <= id < VOCAB_SIZE:
-            raise ValueError(f"{id} is not an id; the vocabulary has {VOCAB_SIZE}")
-        return self.names[id]
-
-    def id_of(self, name: str) -> int:
-        if name not in self._ids:
-            raise ValueError(f"{name} is not a token of this vocabulary")
-        return self._ids[name]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -174,7 +170,8 @@ class Tokenizer:
         )
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
+        """The id of each name."""
         return {name: id for id, name in enumerate(self.names)}
 
     @property
@@ -186,7 +183,7 @@ class Tokenizer:
             "pitches": [LOWEST, HIGHEST],
             "velocity_bins": NUM_VELOCITIES,
             "time_steps": list(TIME_STEPS),
-            "unit_s": self.unit_s,
+            "unit_s": UNIT_S,
             "specials": list(self.specials),
             "hash": self.hash,
         }
@@ -194,32 +191,8 @@ class Tokenizer:
     @property
     def hash(self) -> str:
         """Changes when any id changes its meaning, so also with the order of the specials."""
-        text = json.dumps([self.names, self.unit_s, "off before on, velocity before on, largest step first"])
+        text = json.dumps([self.names, UNIT_S, "off before on, velocity before on, largest step first"])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def to_midpoints(notes: np.ndarray) -> np.ndarray:
-    """The same notes with the velocities that decoding gives."""
-    notes = in_order(notes)
-    notes["velocity"] = notes["velocity"].clip(0, 127) // BIN_WIDTH * BIN_WIDTH + BIN_WIDTH // 2
-    return notes
-
-
-def _write(waits: np.ndarray, is_on: np.ndarray, keys: np.ndarray, bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of events in order, each after its wait, and where each event ends among them.
-
-    The loop is over the seven step sizes, not over events.
-    """
-    longest = TIME_STEPS[-1]
-    num_longest, rest = np.divmod(waits, longest)
-    num_steps = num_longest + np.bitwise_count(rest)
-    ends = np.cumsum(num_steps + 1 + is_on)
-    ids = np.full(int(ends[-1]), TIME + len(TIME_STEPS) - 1, dtype=np.uint16)  # the longest steps are in place already
-    ids[ends - 1] = keys + np.where(is_on, NOTE_ON, NOTE_OFF)
-    ids[ends[is_on] - 2] = VELOCITY + bins[is_on]
-    place = ends - 1 - is_on - num_steps + num_longest
-    for power in reversed(range(len(TIME_STEPS) - 1)):
-        has_step = (rest >> power) & 1 == 1
-        ids[place[has_step]] = TIME + power
-        place += has_step
-    return ids, ends
+TOKENIZER = Tokenizer()

@@ -1,10 +1,9 @@
-"""Which documents a run learns from and is measured on: components, labels, limits.
+"""Which documents a run trains and evaluates on: components, labels, limits.
 
-A component is a category of the store. `choose` picks K of them so that, for one seed, fewer are among more. A `Pool`
-holds the documents of a split that belong to the chosen ones, laid end to end; rows are cut out of it in stream.py.
-
-The one surprising thing: a limit on unique tokens is kept exactly, by shortening the last documents that it lets in. It
-is shared equally by the components, so that a run with few and a run with many have read equally much.
+A component is a category of the store. `choose` picks K of them so that, for one seed, a smaller choice is part of a
+larger one. A `Pool` holds the documents of a split that belong to the chosen ones, end to end; stream.py cuts rows from
+it. A limit on unique tokens is shared equally by the components and kept exactly, by shortening the last documents, so
+that runs with few and with many components read equally much.
 """
 
 from __future__ import annotations
@@ -21,17 +20,15 @@ import numpy as np
 from rung.data.order import permute
 from rung.data.store import Store
 from rung.errors import ConfigError, DataError
-from rung.recipe import key_of
+from rung.random import key_of
 from rung.text import one_line
 
 
 def choose(names: Sequence[str], num_components: int, seed: int) -> list[str]:
     """K of the names: sorted, shuffled by the seed, the first K, sorted."""
     if num_components > len(names):
-        raise ConfigError(
-            f"dataset.num_components={num_components}, but there are {len(names)} categories to train on; "
-            f"set it to {len(names)} or less, or 0 for all"
-        )
+        problem = f"dataset.num_components={num_components}, but there are {len(names)} categories to train on"
+        raise ConfigError(f"{problem}; set it to {len(names)} or less, or 0 for all", code="too-few")
     shuffled = sorted(names)
     random.Random(seed).shuffle(shuffled)
     return sorted(shuffled[: num_components or len(shuffled)])
@@ -43,9 +40,8 @@ def check_names(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
             hint = f"; did you mean {one_line(near[0])}?" if near else ""
             known = ", ".join(one_line(name) for name in sorted(names)[:20])
-            raise ConfigError(
-                f"dataset.components names {one_line(name)}, which the data has not{hint} (it has {known})"
-            )
+            problem = f"dataset.components names {one_line(name)}, but the data has no such category{hint}"
+            raise ConfigError(f"{problem} (it has {known})", code="no-category")
     return sorted(wanted)
 
 
@@ -87,7 +83,6 @@ class Pool:
 
     @cached_property
     def tokens_of(self) -> np.ndarray:
-        """Tokens of each component."""
         return np.diff(self.firsts[self.bounds])
 
     @cached_property
@@ -127,36 +122,29 @@ def limit(pool: Pool, num_tokens: int, least: int, seed: int) -> Pool:
     """
     num_components = len(pool.names)
     shares = [num_tokens // num_components + (n < num_tokens % num_components) for n in range(num_components)]
-    short = [n for n in range(num_components) if pool.tokens_of[n] < shares[n]]
-    if short or min(shares) < least:
-        most = int(pool.tokens_of.min()) * num_components
-        what = (
-            f"{one_line(pool.names[short[0]])} has only {pool.tokens_of[short[0]]}; at most {most} can be had here"
-            if short
-            else f"a single row takes {least}; set it to {least * num_components} or more"
-        )
-        raise DataError(
-            f"dataset.max_unique_tokens={num_tokens} asks for {max(shares)} tokens of each of {num_components} "
-            f"components, but {what}"
-        )
+    asked = f"dataset.max_unique_tokens={num_tokens} asks for {max(shares)} tokens of each component"
+    for name, has, share in zip(pool.names, pool.tokens_of, shares):
+        if has < share:
+            most = int(pool.tokens_of.min()) * num_components
+            limitation = f"{one_line(name)} has only {has}; set it to {most} or less"
+            raise DataError(f"{asked}, but {limitation}", code="too-few")
+    if min(shares) < least:
+        limitation = f"a single row takes {least}; set it to {least * num_components} or more"
+        raise DataError(f"{asked}, but {limitation}", code="too-few")
     lengths = np.zeros_like(pool.lengths)
     for n, share in enumerate(shares):
         documents = np.arange(pool.bounds[n], pool.bounds[n + 1])
         keys = [key_of(seed, "unique", pool.store.index[record]["id"]) for record in pool.records[documents].tolist()]
         documents = documents[np.argsort(np.array(keys, dtype=np.int64), kind="stable")]
-        lengths[documents] = _shortened(pool.lengths[documents], share, least)
+        # The first documents that have `share` tokens together, the last of them shortened, none below `least`.
+        num_taken = int(np.cumsum(pool.lengths[documents]).searchsorted(share)) + 1
+        documents = documents[:num_taken]
+        taken = pool.lengths[documents]
+        surplus = int(taken.sum()) - share
+        spare = np.maximum(taken - least, 0)[::-1]
+        if spare.sum() < surplus:
+            taken[-1] = 0
+        else:
+            taken -= np.clip(surplus - (np.cumsum(spare) - spare), 0, spare)[::-1]
+        lengths[documents] = taken
     return pool.keep(lengths > 0, lengths)
-
-
-def _shortened(lengths: np.ndarray, share: int, least: int) -> np.ndarray:
-    """The first documents that have `share` tokens together, the last of them shortened, none below `least`."""
-    num_taken = int(np.cumsum(lengths).searchsorted(share)) + 1
-    taken = lengths[:num_taken].copy()
-    surplus = int(taken.sum()) - share
-    spare = np.maximum(taken - least, 0)[::-1]
-    if spare.sum() < surplus:
-        taken[-1] = 0
-    else:
-        cut = np.clip(surplus - (np.cumsum(spare) - spare), 0, spare)
-        taken -= cut[::-1]
-    return np.concatenate((taken, np.zeros(len(lengths) - num_taken, dtype=lengths.dtype)))

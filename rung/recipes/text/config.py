@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +23,7 @@ class Model:
     n_embd: int = key(64, "Width of the residual stream; a multiple of n_head.", low=1)
     n_hidden: int = key(0, "Width inside the MLP; 0 = 4 n_embd, or 8/3 n_embd for llama.", low=0)
     mlp: Literal["gelu", "gelu_tanh"] | None = key(
-        None, "The bend inside an MLP; null = gelu_tanh for gpt2, gelu for gpt_neox; nanoGPT's gpt2 has gelu."
+        None, "Activation function of the MLP; null = gelu_tanh for gpt2, gelu for gpt_neox; nanoGPT's gpt2 has gelu."
     )
     dropout: float = key(0.0, "Share of activations dropped in training; more for small data.", low=0, high=0.99)
     bias: bool | None = key(None, "Biases in linear layers and norms; null = yes, but not for llama.")
@@ -30,10 +31,10 @@ class Model:
     rotary_fraction: float | None = key(
         None, "Part of each head that is rotated; null = 0.25 for gpt_neox, 1 for llama.", low=0.01, high=1
     )
-    tied_head: bool | None = key(None, "Whether the token table also makes logits; null = for gpt2 only.")
-    qk_norm: bool = key(False, "Normalise queries and keys; cannot be saved in the formats of others.")
+    tied_head: bool | None = key(None, "Whether the token embedding also makes the logits; null = for gpt2 only.")
+    qk_norm: bool = key(False, "Normalise queries and keys; such a model cannot be exported to Hugging Face.")
     init: Literal["normal", "xavier", "depth_scaled"] = key(
-        "normal", "How weights begin: normal (GPT-2's 0.02), xavier with true fans, or depth_scaled (xavier / sqrt 2L)."
+        "normal", "Initial weights: normal (GPT-2's 0.02), xavier with true fans, or depth_scaled (xavier / sqrt 2L)."
     )
     vocab_multiple: int = key(
         0, "Pad the token table to a multiple of this, for speed; 64 makes 50304 of Pythia's; 0 = exact.", low=0
@@ -43,8 +44,9 @@ class Model:
         """The transformer of these keys; what is left at null is as the architecture has it."""
         is_llama, is_gpt2 = self.architecture == "llama", self.architecture == "gpt2"
         fraction = self.rotary_fraction or (1.0 if is_llama or is_gpt2 else 0.25)
+        multiple = self.vocab_multiple or 1
         return Shape(
-            vocab_size=padded(vocab_size, self.vocab_multiple),
+            vocab_size=math.ceil(vocab_size / multiple) * multiple,
             context_size=self.context_size,
             n_layer=self.n_layer,
             n_head=self.n_head,
@@ -76,10 +78,6 @@ class Model:
             yield f"model: {error}"
 
 
-def padded(vocab_size: int, multiple: int) -> int:
-    return -(-vocab_size // multiple) * multiple if multiple else vocab_size
-
-
 @dataclass
 class Data:
     context_size: int = key(100, "Predictions in a row; a row holds one token more.", low=1)
@@ -100,28 +98,28 @@ class Data:
 @dataclass
 class Dataset:
     base_dataset_name: str = key("text", "The prepared data: a name under ./data (or $RUNG_DATA), or a path.")
-    # Of preparation, null where the data decides: what is set here and differs from the data is an error in a run.
+    # For `rung data`; null where the data decides: what is set and differs from the data is an error in a run.
     tokenizer: str | None = key(
         None,
-        "Of preparation: bytes, characters, bpe (trained on the data), or a folder with a tokenizer.json; null = bpe.",
+        "For `rung data`: bytes, characters, bpe (trained on the data), or a folder with a tokenizer.json; null = bpe.",
     )
     vocab_size: int | None = key(
-        None, "Of preparation: ids of a bpe that is trained on the data; null = 4096.", low=257
+        None, "For `rung data`: ids of a bpe that is trained on the data; null = 4096.", low=257
     )
     max_examples_per_split: int | None = key(
-        None, "Of preparation: documents of each split at most; 0 or null = all.", low=0
+        None, "For `rung data`: documents of each split at most; 0 or null = all.", low=0
     )
-    min_tokens: int | None = key(None, "Of preparation: shorter documents are left out; null = 2.", low=2)
+    min_tokens: int | None = key(None, "For `rung data`: shorter documents are left out; null = 2.", low=2)
     strip_names: bool | None = key(
-        None, "Of preparation: take the names of arXiv's categories out of the text; null = yes."
+        None, "For `rung data`: take the names of arXiv's categories out of the text; null = yes."
     )
     held_out: float | None = key(
         None,
-        "Of preparation: share of the data for validation, and again for test, where none is published; null = 0.05.",
+        "For `rung data`: share of the data for validation, and again for test, where none is published; null = 0.05.",
         low=0.001, high=0.45,
     )  # fmt: skip
     hub_config: str | None = key(
-        None, "Of preparation: which configuration of a data set of the Hugging Face hub; null = no_ref."
+        None, "For `rung data`: which configuration of a data set of the Hugging Face hub; null = no_ref."
     )
     num_components: int = key(0, "How many categories to train and evaluate on (K), chosen by seed; 0 = all.", low=0)
     components: list[str] = key([], "Which categories, by name; instead of num_components.")
@@ -158,12 +156,10 @@ class Sampling:
 class Config:
     """The root of the text keys."""
 
-    stage: Literal["next_token_pretraining"] = key("next_token_pretraining", "What is learned: the next token.")
-    loss_masking: Literal["pretraining"] = key("pretraining", "Which targets count: all that are text.")
     model: Model = section(Model, "The network.")
     data: Data = section(Data, "Rows.")
     dataset: Dataset = section(Dataset, "Where the text comes from, and which parts of it are used.")
-    sampling: Sampling = section(Sampling, "Samples during and after training.")
+    sampling: Sampling = section(Sampling, "Samples during and after training.", is_late=True)
 
     def check(self) -> Iterator[str]:
         if self.model.context_size != self.data.context_size:

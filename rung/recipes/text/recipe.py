@@ -10,12 +10,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rung.errors import ConfigError, DataError, UserError
-from rung.recipe import Batch, Draw, Input, Objective, Recipe, Report, Sample, Stream
+from rung.errors import ConfigError, DataError
+from rung.random import Draw
+from rung.recipe import (
+    Exports,
+    Identity,
+    Input,
+    Objective,
+    ParameterGroup,
+    Prepares,
+    Pretrained,
+    Recipe,
+    Report,
+    Sample,
+    Stream,
+)
 from rung.recipes.text import config as keys
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from rung.data.store import Store
     from rung.nn.transformer import Transformer
@@ -23,28 +36,16 @@ if TYPE_CHECKING:
     from rung.recipes.text.samples import Prompt
     from rung.recipes.text.tokenizer import Tokenizer
 
-# Keys of preparation, as the settings of a store call them.
+# Keys that `rung data` reads, as the settings of a store call them.
 PREPARED = {
     **{name: name for name in ("tokenizer", "vocab_size", "max_examples_per_split", "min_tokens", "strip_names")},
-    "held_out": "held_out",
-    "hub_config": "config",
-}
+    "held_out": "held_out", "hub_config": "config",
+}  # fmt: skip
 
 
-class Text(Recipe):
+class Text(Recipe, Prepares, Pretrained, Exports):
     Config = keys.Config
     cfg: keys.Config
-
-    def __init__(self, cfg: keys.Config, seed: int) -> None:
-        super().__init__(cfg, seed)
-        # One choice each so far, and samples come late: read here, they do not look unused after the first eval.
-        self._what = (cfg.stage, cfg.loss_masking)
-        how = cfg.sampling
-        self._sampling = (how.num_tokens, how.temperature, how.top_k or None, how.top_p if how.top_p < 1 else None)
-        self._num_samples, self._prompt = how.num_samples, how.prompt
-        data = cfg.data
-        self._context, self._eval_windows = data.context_size, data.eval_windows
-        self._how = (data.sampling, data.windows == "packed")
 
     # Data
 
@@ -54,23 +55,18 @@ class Text(Recipe):
 
         path = place(self.cfg.dataset.base_dataset_name)
         if not path.exists():
-            raise DataError(
-                f"no data at {path}; prepare it with `rung data text`, or name another with dataset.base_dataset_name"
-            )
+            remedy = "prepare it with `rung data text`, or name another with dataset.base_dataset_name"
+            raise DataError(f"no data at {path}; {remedy}", code="no-data")
         store = Store.open(path, kind="text")
-        self._check_settings(store)
-        return store
-
-    def _check_settings(self, store: Store) -> None:
-        """A key of preparation that is set and differs from how the data was prepared would silently do nothing."""
+        # A key of `rung data` that is set and differs from how the data was prepared would silently do nothing.
         was = store.info.get("settings", {})
         for name, setting in PREPARED.items():
             asked = getattr(self.cfg.dataset, name)
             if setting in was and asked not in (None, was[setting]):
-                raise DataError(
-                    f"dataset.{name}={asked}, but {store.path} was prepared with {was[setting]}; prepare it again with "
-                    "`rung data text --replace`, or leave the key out"
-                )
+                problem = f"dataset.{name}={asked}, but {store.path} was prepared with {was[setting]}"
+                remedy = "prepare it again with `rung data text --replace`, or leave the key out"
+                raise DataError(f"{problem}; {remedy}", code="data-mismatch")
+        return store
 
     @cached_property
     def components(self) -> list[str]:
@@ -89,23 +85,21 @@ class Text(Recipe):
         cfg = self.cfg.dataset
         return pool_of(self.store, split, self.components, cfg.component_seed if cfg.shuffle_labels else None)
 
-    def streams(self) -> Mapping[str, Stream]:
-        from rung.recipes.text.stream import Unique, training_rows
+    def streams(self, split: str | None = None) -> Mapping[str, Stream]:
+        from rung.recipes.text.stream import eval_rows, training_rows
 
-        unique = Unique(self.cfg.dataset.max_unique_tokens, self.cfg.dataset.component_seed)
-        streams: dict[str, Stream] = {"train": training_rows(self._pool("train"), self._context, *self._how, unique)}
-        if "validation" in self.store.splits:
-            streams |= self.held_out("validation")
-        if self._prompt:
-            self._given_prompt()  # a prompt that cannot be encoded is found now, not when the first sample is due
+        streams: dict[str, Stream] = {}
+        data = self.cfg.data
+        if split is None:
+            unique = self.cfg.dataset.max_unique_tokens, self.cfg.dataset.component_seed
+            is_packed = data.windows == "packed"
+            streams["train"] = training_rows(self._pool("train"), data.context_size, data.sampling, is_packed, *unique)
+            if self.cfg.sampling.prompt:
+                self._given_prompt()  # a prompt that cannot be encoded is found now, not when the first sample is due
+        held_out = split or "validation"
+        if split is not None or held_out in self.store.splits:
+            streams[held_out] = eval_rows(self._pool(held_out), data.context_size, data.eval_windows)
         return streams
-
-    def held_out(self, split: str) -> Mapping[str, Stream]:
-        from rung.recipes.text.stream import eval_rows
-
-        if split not in self.store.splits:
-            raise UserError(f"{self.store.path} has no split {split!r}, only {', '.join(self.store.splits)}")
-        return {split: eval_rows(self._pool(split), self._context, self._eval_windows)}
 
     # Model and loss
 
@@ -114,37 +108,34 @@ class Text(Recipe):
         return int(self.store.info["vocab_size"])
 
     def model(self) -> nn.Module:
-        from rung.recipes.text.model import build_model
+        from rung.nn.transformer import Transformer
 
-        return build_model(self.cfg.model, self.vocab_size, self.seed)
+        return Transformer(self.cfg.model.shape(self.vocab_size), self.seed)
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        from rung.nn.transformer import Transformer
         from rung.recipes.text.model import NextToken
 
         loss = NextToken(model, self.vocab_size, self.components)
-        hidden = cast("Transformer", model).hidden_matrices()
-        return [Objective("next_token", list(model.parameters()), loss, hidden=hidden)]
+        if not isinstance(model, Transformer):  # of others: evaluated, never trained
+            return [Objective("next_token", [ParameterGroup("model", list(model.parameters()))], loss)]
+        return [Objective("next_token", model.parameter_groups(), loss, blocks=list(model.blocks))]
 
-    def target_losses(self, model: nn.Module, batch: Batch, draw: Draw) -> tuple[Tensor, Tensor]:
-        from rung.recipes.text.model import next_token_losses
+    def load_external(self, folder: Path) -> nn.Module:
+        from rung.recipes.text.weights import load_external_model
 
-        return next_token_losses(model, batch, self.vocab_size)
-
-    def foreign(self, folder: Path) -> nn.Module:
-        from rung.recipes.text.foreign import load_foreign
-
-        return load_foreign(folder, self.store, self._context)
+        return load_external_model(folder, self.store, self.cfg.data.context_size)
 
     @classmethod
-    def keys_of(cls, source: Path) -> Mapping[str, Any]:
-        from rung.recipes.text.weights import keys_of
+    def config_from_pretrained(cls, source: Path) -> Mapping[str, Any]:
+        from rung.recipes.text.weights import config_from_pretrained
 
-        return keys_of(source)
+        return config_from_pretrained(source)
 
-    def adopt(self, model: nn.Module, source: Path) -> str:
-        from rung.recipes.text.weights import adopt_weights
+    def load_pretrained(self, model: nn.Module, source: Path) -> str:
+        from rung.recipes.text.weights import load_pretrained_weights
 
-        return adopt_weights(cast("Transformer", model), source, self.store)
+        return load_pretrained_weights(cast("Transformer", model), source, self.store)
 
     def export_hf(self, model: nn.Module, folder: Path) -> Sequence[str]:
         from rung.recipes.text.weights import export_hf
@@ -155,11 +146,11 @@ class Text(Recipe):
         # With the component, which no model sees, this is all of a batch: so its order is taken away and nothing else.
         return [Input("context", ["tokens", "component"] if len(self.components) > 1 else ["tokens"], "permute")]
 
-    def definition(self) -> Mapping[str, Any]:
-        return {"loss": "cross entropy in nats", "mask": self.cfg.loss_masking, "ignored_ids": [self.vocab_size]}
-
-    def identity(self) -> Mapping[str, Any]:
-        return {"vocab_size": self.vocab_size, "tokenizer": self.store.info["tokenizer"]["hash"]}
+    def identity(self) -> Identity:
+        return Identity(
+            {"vocab_size": self.vocab_size, "tokenizer": self.store.info["tokenizer"]["hash"]},
+            {"loss": "cross entropy in nats", "mask": "pretraining", "ignored_ids": [self.vocab_size]},
+        )
 
     # Samples
 
@@ -170,29 +161,33 @@ class Text(Recipe):
         return Tokenizer.of_store(self.store)
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
-        from rung.nn.generate import How
+        from rung.nn.generate import SamplingParams
         from rung.recipes.text.samples import samples
 
-        prompts = [self._given_prompt()] * self._num_samples if self._prompt else self._beginnings()
-        return samples(cast("Transformer", model), self.tokenizer, prompts, How(*self._sampling), draw)
+        keys = self.cfg.sampling
+        prompts = [self._given_prompt()] * keys.num_samples if keys.prompt else self._held_out_prompts()
+        top_p = keys.top_p if keys.top_p < 1 else None
+        params = SamplingParams(keys.num_tokens, keys.temperature, keys.top_k or None, top_p)
+        return samples(cast("Transformer", model), self.tokenizer, prompts, params, draw)
 
     def _given_prompt(self) -> Prompt:
         from rung.recipes.text.samples import Prompt
 
-        ids = self.tokenizer.encode(self._prompt)
+        ids = self.tokenizer.encode(self.cfg.sampling.prompt)
         if not len(ids):
-            raise ConfigError(f"sampling.prompt={self._prompt!r} has no token; give some text, or leave it out")
+            problem = f"sampling.prompt={self.cfg.sampling.prompt!r} has no token"
+            raise ConfigError(f"{problem}; give some text, or leave it out", code="bad-value")
         return Prompt(ids, "the given prompt")
 
-    def _beginnings(self) -> list[Prompt]:
-        """Of held-out documents, the same ones every time, of one component after the other."""
+    def _held_out_prompts(self) -> list[Prompt]:
+        """Beginnings of held-out documents, the same ones every time, of one component after the other."""
         from rung.recipes.text.samples import PROMPT_TOKENS, Prompt
 
         split = "validation" if "validation" in self.store.splits else "train"
         pool = self._pool(split)
         filled = [n for n in range(len(pool.names)) if pool.bounds[n + 1] > pool.bounds[n]]
         prompts = []
-        for number in range(self._num_samples):
+        for number in range(self.cfg.sampling.num_samples):
             turn, which = divmod(number, len(filled))
             first, last = pool.bounds[filled[which]], pool.bounds[filled[which] + 1]
             document = first + turn % (last - first)
@@ -206,7 +201,14 @@ class Text(Recipe):
 
     @classmethod
     def prepare(
-        cls, cfg: keys.Config, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+        cls,
+        cfg: keys.Config,
+        seed: int,
+        source: Path | None,
+        name: str | None,
+        replace: bool,
+        report: Report,
+        device: str = "auto",
     ) -> tuple[Path, str]:
         from rung.data.store import place
         from rung.recipes.text.data import Settings, prepare

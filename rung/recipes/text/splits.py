@@ -10,19 +10,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from rung.errors import DataError
-from rung.recipe import key_of
+from rung.random import key_of
 from rung.recipes.text.sources import SPLITS
 
 HELD = ("validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DocumentInfo:
     """A document, or a part of one, without its text."""
 
     place: int  # in the order of the source
@@ -33,7 +33,7 @@ class Entry:
     num_characters: int
     exact: str  # digest of the text to the letter
     digest: str  # the same for texts that differ in case and spaces only
-    split: str = ""  # empty: nobody has said
+    split: str = ""  # empty: not published
     span: tuple[int, int] | None = None  # the part, in characters; None is all of it
 
     @property
@@ -41,17 +41,17 @@ class Entry:
         return f"{self.category}/{self.group}"
 
 
-def assign_splits(entries: Sequence[Entry], held_out: float, seed: int) -> tuple[list[Entry], list[str]]:
-    """Every entry with a split, in the same order, and what a person should know of how it came about."""
+def assign_splits(entries: Sequence[DocumentInfo], held_out: float, seed: int) -> tuple[list[DocumentInfo], list[str]]:
+    """Every entry with a split, in the same order, and notes on how that was decided."""
     published = {entry.split for entry in entries} - {""}
     if "validation" in published:
         return list(entries), []
     # A train split alone says nothing of what to hold out: it is split as if nothing were published.
     wanted = ["validation"] if "test" in published else list(HELD)
-    own = [entry for entry in entries if entry.split in ("", "train")]
-    by_category: dict[str, list[Entry]] = defaultdict(list)
-    for entry in own:
-        by_category[entry.category].append(entry)
+    by_category: dict[str, list[DocumentInfo]] = defaultdict(list)
+    for entry in entries:
+        if entry.split in ("", "train"):
+            by_category[entry.category].append(entry)
     split_of: dict[str, str] = {}
     cuts: list[str] = []
     for category, members in sorted(by_category.items()):
@@ -59,14 +59,19 @@ def assign_splits(entries: Sequence[Entry], held_out: float, seed: int) -> tuple
             cuts.append(category)
         else:
             split_of |= _by_group(members, wanted, held_out, seed)
-    result: list[Entry] = []
+    result: list[DocumentInfo] = []
+    counted: Counter[str] = Counter()
     for entry in entries:
-        if entry.split not in ("", "train"):
+        if entry.split not in ("", "train"):  # published, with numbers of its own
             result.append(entry)
-        elif entry.category in cuts:
-            result += _cut(entry, 1 - 2 * held_out)
-        else:
-            result.append(dataclasses.replace(entry, split=split_of.get(entry.rank, "train")))
+            continue
+        parts = [dataclasses.replace(entry, split=split_of.get(entry.rank, "train"))]
+        if entry.category in cuts:
+            where = int(entry.num_characters * (1 - 2 * held_out))
+            parts = [_part(entry, "train", 0, where), _part(entry, "validation", where, entry.num_characters)]
+        for part in parts:
+            result.append(dataclasses.replace(part, number=counted[part.split]))
+            counted[part.split] += 1
     notes = []
     if published:
         notes.append(
@@ -75,21 +80,10 @@ def assign_splits(entries: Sequence[Entry], held_out: float, seed: int) -> tuple
     if cuts:
         which = "" if len(cuts) == len(by_category) else f" in {len(cuts)} categories of one or two files"
         notes.append(f"cut by position{which}: the first {100 - 200 * held_out:g} % is train, the rest validation")
-    return _numbered(result, kept=published & {"test"}), notes
+    return result, notes
 
 
-def _numbered(entries: list[Entry], kept: set[str]) -> list[Entry]:
-    """Numbers count within the split, but for a split that was published, whose own numbers are `kept`."""
-    counted: Counter[str] = Counter()
-    result = []
-    for entry in entries:
-        is_own = entry.split not in kept
-        result.append(dataclasses.replace(entry, number=counted[entry.split]) if is_own else entry)
-        counted[entry.split] += 1
-    return result
-
-
-def _by_group(members: list[Entry], wanted: list[str], held_out: float, seed: int) -> dict[str, str]:
+def _by_group(members: list[DocumentInfo], wanted: list[str], held_out: float, seed: int) -> dict[str, str]:
     """Groups to hold out, by their rank: in seeded order, until each split has its share, and none far more."""
     sizes: Counter[str] = Counter()
     for entry in members:
@@ -111,35 +105,28 @@ def _by_group(members: list[Entry], wanted: list[str], held_out: float, seed: in
     return split_of
 
 
-def _cut(entry: Entry, share: float) -> Iterable[Entry]:
-    where = int(entry.num_characters * share)
-    for split, span in (("train", (0, where)), ("validation", (where, entry.num_characters))):
-        digest = hashlib.blake2b(f"{entry.digest} {span}".encode(), digest_size=8).hexdigest()
-        yield dataclasses.replace(entry, split=split, span=span, num_characters=span[1] - span[0], digest=digest)
+def _part(entry: DocumentInfo, split: str, start: int, stop: int) -> DocumentInfo:
+    digest = hashlib.blake2b(f"{entry.digest} {(start, stop)}".encode(), digest_size=8).hexdigest()
+    return dataclasses.replace(entry, split=split, span=(start, stop), num_characters=stop - start, digest=digest)
 
 
-def without_leaks(entries: Sequence[Entry], dropped: dict[str, int]) -> list[Entry]:
+def without_leaks(entries: Sequence[DocumentInfo], dropped: dict[str, int]) -> list[DocumentInfo]:
     """Takes out of train what is also in validation or test, and out of validation what is also in test."""
     digests = {split: {entry.digest for entry in entries if entry.split == split} for split in SPLITS}
-    elsewhere = {
-        "train": digests["validation"] | digests["test"],
-        "validation": digests["test"],
-        "test": set[str](),
-    }
+    held_out = digests["validation"] | digests["test"]
+    elsewhere = {"train": held_out, "validation": digests["test"], "test": set[str]()}
     kept = [entry for entry in entries if entry.digest not in elsewhere[entry.split]]
     left = Counter(entry.split for entry in kept)
     lost = Counter(entry.split for entry in entries) - left
     dropped["copies_in_train"], dropped["copies_in_validation"] = lost["train"], lost["validation"]
     dropped["repeats_kept"] = len(kept) - len({(entry.split, entry.digest) for entry in kept})
     if not left["train"]:
-        raise DataError(
-            f"no document is left to train on: {lost['train']} of {len(entries)} are copies of held-out ones; pass "
-            "--from with more than one distinct document"
-        )
+        problem = f"no document is left to train on: {lost['train']} of {len(entries)} are copies of held-out ones"
+        raise DataError(f"{problem}; pass --from with more than one distinct document", code="data-empty")
     return kept
 
 
-def limited(entries: Sequence[Entry], most: int, seed: int) -> list[Entry]:
+def limited(entries: Sequence[DocumentInfo], most: int, seed: int) -> list[DocumentInfo]:
     """At most so many documents of each split, as many of one category as of another; 0 is all."""
     if not most:
         return list(entries)

@@ -1,44 +1,34 @@
 """Rows of text: L + 1 tokens, of which L are predicted, and the component they come from.
 
-Three ways to cut them out of a pool of documents. `RandomWindows` trains: a component, a document, a start, each drawn
-for a position of the stream. `FixedWindows` measures: the same windows of a component for every K, every seed and every
-way of training. `Tiles` measures on everything: each token but the first of a document is predicted once.
-
-The one surprising thing is the padding of a tile that is longer than what is left of its document: it is the number
-after the last id, which no vocabulary has, so that the loss can tell it from text whatever the tokenizer is.
+Three ways to cut them from a pool of documents. `RandomWindows` is for training: a component, a document and a start,
+drawn for each position of the stream. `FixedWindows` is for evals: the same windows of a component for every K, seed
+and way of training. `Tiles` evaluates everything: each token but the first of a document is predicted once. A tile that
+is longer than the rest of its document is padded with vocab_size, an id no tokenizer has, which the loss ignores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rung.errors import DataError
-from rung.recipe import Arrays, Draw, Stream, key_of, scramble
+from rung.random import Draw, key_of, scramble
+from rung.recipe import Arrays, Stream
 from rung.recipes.text.components import Pool, limit
 from rung.text import one_line
 
-
-class Unique(NamedTuple):
-    """How many tokens of text to train on, and what chooses them; 0 = all."""
-
-    num_tokens: int = 0
-    seed: int = 0
+AT_ONCE = 4096  # rows that are drawn, or gathered for a pass over a whole set, together; no result depends on it
 
 
-AT_ONCE = (
-    4096  # rows that a pass over a whole set gathers together, or that are drawn together; no result depends on it
-)
-
-
-class Rows(Stream):
+class TokenRows(Stream):
     """Rows {"tokens": (rows, L + 1) as stored}, and the "component" of each where there is more than one.
 
     A row begins at a place of the pool.
     """
+
+    about: dict[str, Any]
 
     def __init__(self, pool: Pool, context: int, is_packed: bool = False) -> None:
         self.pool, self.context, self.is_packed = pool, context, is_packed
@@ -65,25 +55,20 @@ class Rows(Stream):
         rows = self._view[np.minimum(places + self._shift[document], len(self._view) - 1)]
         crosses = np.flatnonzero(places + self.context >= self.pool.firsts[document + 1])
         if len(crosses):
-            rows = self._across(rows, crosses, places[crosses], self._ends[document[crosses]])
+            # Rows that reach past their document: the documents after it as far as they may, then padding.
+            wanted = places[crosses, None] + np.arange(self.context + 1)
+            ends = self._ends[document[crosses], None]
+            index = wanted + self._shift[self.pool.document_at(np.minimum(wanted, ends - 1))]
+            found = self._tokens[np.minimum(index, len(self._tokens) - 1)]
+            is_text = wanted < ends
+            if not is_text.all():
+                if self._pad > np.iinfo(rows.dtype).max:
+                    rows, found = rows.astype(np.uint32), found.astype(np.uint32)
+                found = np.where(is_text, found, self._pad)
+            rows[crosses] = found
         if len(self.groups) == 1:
             return {"tokens": rows}
         return {"tokens": rows, "component": self.pool.component[document]}
-
-    def _across(self, rows: np.ndarray, which: np.ndarray, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Fills rows that reach past their document: with the documents after it as far as they may, then with pad."""
-        wanted = places[:, None] + np.arange(self.context + 1)
-        document = self.pool.document_at(np.minimum(wanted, ends[:, None] - 1))
-        index = wanted + self._shift[document]
-        is_text = wanted < ends[:, None]
-        found = self._tokens[np.minimum(index, len(self._tokens) - 1)]
-        if is_text.all():
-            rows[which] = found
-            return rows
-        if self._pad > np.iinfo(rows.dtype).max:
-            rows, found = rows.astype(np.uint32), found.astype(np.uint32)
-        rows[which] = np.where(is_text, found, self._pad)
-        return rows
 
     def group_of(self, ids: np.ndarray) -> np.ndarray:
         return self.pool.component[self.pool.document_at(self.begin(ids))]
@@ -111,11 +96,10 @@ class Rows(Stream):
             rows = np.arange(first, min(first + AT_ONCE, self.num_rows))
             targets = self.gather(rows, Draw(0, -1, rows))["tokens"][:, 1:]
             counts += np.bincount(targets.ravel(), minlength=len(counts))
-        shares = counts[: self._pad][counts[: self._pad] > 0] / counts[: self._pad].sum()
-        return float(-(shares * np.log(shares)).sum())
+        return entropy_nats(counts[: self._pad])
 
 
-class RandomWindows(Rows):
+class RandomWindows(TokenRows):
     """Windows at random places, drawn anew for each position; an epoch is as many rows as hold all the text once.
 
     Rows below `num_rows` are those, side by side, for whoever wants to see all that is trained on; rows from there on
@@ -133,12 +117,11 @@ class RandomWindows(Rows):
         empty = np.flatnonzero(np.diff(self._bounds) == 0)
         if len(empty) or not pool.names:
             name = one_line(pool.names[empty[0]]) if len(empty) else ""
-            what = "of all its documents together" if is_packed else "in one document"
+            where = "all its documents together" if is_packed else "one document"
             other = "" if is_packed else ", set data.windows=packed"
-            raise DataError(
-                f"component {name!r} has no {context + 1} tokens {what} to train on in {pool.store.path}; "
-                f"lower data.context_size={context}{other}, or choose other components"
-            )
+            problem = f"component {name!r} of {pool.store.path} has no {context + 1} tokens in {where} to train on"
+            remedy = f"lower data.context_size={context}{other}, or choose other components"
+            raise DataError(f"{problem}; {remedy}", code="too-few")
         self._side_by_side = pool.firsts[pool.bounds] if is_packed else pool.firsts
         self._first_row = np.concatenate(([0], np.cumsum(-(-(np.diff(self._side_by_side) - 1) // context))))
         self.num_rows = int(self._first_row[-1])
@@ -179,7 +162,7 @@ class RandomWindows(Rows):
         return rows
 
 
-class FixedWindows(Rows):
+class FixedWindows(TokenRows):
     """As many windows of each component, chosen by what the data is and by nothing that a run can set but L.
 
     A document uniformly, then a start: what training with component_uniform sees on average.
@@ -187,27 +170,24 @@ class FixedWindows(Rows):
 
     def __init__(self, pool: Pool, context: int, per_component: int) -> None:
         super().__init__(pool, context)
-        self._begin = np.concatenate(
-            [self._of_component(number, per_component) for number in range(len(pool.names))] or [np.zeros(0, np.int64)]
-        )
+        begin = [np.zeros(0, np.int64)]
+        for name, first, stop in zip(pool.names, pool.bounds, pool.bounds[1:]):
+            if first == stop:
+                continue
+            drawn = (key_of(pool.store.fingerprint, pool.split, name, n) for n in range(per_component))
+            chance = uniform(np.fromiter(drawn, np.int64, per_component), 2, 0)
+            document = first + (chance[:, 0] * (stop - first)).astype(np.int64)
+            offset = (chance[:, 1] * (pool.lengths[document] - context)).astype(np.int64)
+            begin.append(pool.firsts[document] + offset)
+        self._begin = np.concatenate(begin)
         self.num_rows = len(self._begin)
         self.fingerprint = f"{pool.store.fingerprint}/{pool.split}/fixed-{per_component}-{context}/{pool.digest}"
-
-    def _of_component(self, number: int, num_windows: int) -> np.ndarray:
-        pool = self.pool
-        first, count = pool.bounds[number], pool.bounds[number + 1] - pool.bounds[number]
-        if not count:
-            return np.zeros(0, np.int64)
-        drawn = (key_of(pool.store.fingerprint, pool.split, pool.names[number], n) for n in range(num_windows))
-        chance = uniform(np.fromiter(drawn, np.int64, num_windows), 2, 0)
-        document = first + (chance[:, 0] * count).astype(np.int64)
-        return pool.firsts[document] + (chance[:, 1] * (pool.lengths[document] - self.context)).astype(np.int64)
 
     def begin(self, ids: np.ndarray) -> np.ndarray:
         return self._begin[ids]
 
 
-class Tiles(Rows):
+class Tiles(TokenRows):
     """Windows side by side over every document, short ones too: each token but a document's first is a target once."""
 
     def __init__(self, pool: Pool, context: int) -> None:
@@ -225,12 +205,17 @@ class Tiles(Rows):
         return self.pool.firsts[document] + (ids - self._first_row[document]) * self.context
 
 
-def training_rows(pool: Pool, context: int, sampling: str, is_packed: bool, unique: Unique) -> RandomWindows:
-    """The train stream of a pool, which says in `about` what it left out."""
+def training_rows(
+    pool: Pool, context: int, sampling: str, is_packed: bool, max_unique_tokens: int = 0, seed: int = 0
+) -> RandomWindows:
+    """The train stream of a pool, or of `max_unique_tokens` of it (0 = all) that the seed chooses.
+
+    `about` lists what it left out.
+    """
     is_long = (pool.lengths > context) | is_packed
     kept = pool.keep(is_long)
-    if unique.num_tokens:
-        kept = limit(kept, unique.num_tokens, least=1 if is_packed else context + 1, seed=unique.seed)
+    if max_unique_tokens:
+        kept = limit(kept, max_unique_tokens, least=1 if is_packed else context + 1, seed=seed)
     rows = RandomWindows(kept, context, sampling, is_packed)
     rows.about = {
         **_about(kept),
@@ -241,25 +226,23 @@ def training_rows(pool: Pool, context: int, sampling: str, is_packed: bool, uniq
     return rows
 
 
-def eval_rows(pool: Pool, context: int, per_component: int) -> Rows:
+def eval_rows(pool: Pool, context: int, per_component: int) -> TokenRows:
     """The eval set of a pool: `per_component` fixed windows of each component, or 0 for all tokens."""
-    rows: Rows
-    if per_component:
-        is_long = pool.lengths > context
-        rows = FixedWindows(pool.keep(is_long), context, per_component)
-        left_out: Mapping[str, Any] = {"short_documents": int((~is_long).sum())}
-    else:
-        rows, left_out = Tiles(pool, context), {}
+    is_long = pool.lengths > context
+    rows = FixedWindows(pool.keep(is_long), context, per_component) if per_component else Tiles(pool, context)
     if not rows.num_rows:
         least = context + 1 if per_component else 2
         lower = f"lower data.context_size={context}, set data.eval_windows=0, or " if per_component else ""
-        raise DataError(
-            f"split {pool.split!r} of {pool.store.path} has no document of {least} tokens or more in "
-            f"{_listed(pool.names)}; {lower}choose other components"
-        )
-    without = [one_line(name) for name, count in zip(pool.names, np.diff(rows.pool.bounds)) if not count]
+        names = ", ".join([*map(one_line, pool.names[:5]), *([".."] if len(pool.names) > 5 else [])])
+        problem = f"split {pool.split!r} of {pool.store.path} has no document of {least} tokens or more in {names}"
+        raise DataError(f"{problem}; {lower}choose other components", code="too-few")
     rows.baselines = {"unigram": rows.unigram_nats()}
-    rows.about = {**_about(rows.pool), **left_out, **({"components_without_text": without} if without else {})}
+    rows.about = _about(rows.pool)
+    if per_component:
+        rows.about["short_documents"] = int((~is_long).sum())
+    without = [one_line(name) for name, count in zip(pool.names, np.diff(rows.pool.bounds)) if not count]
+    if without:
+        rows.about["components_without_text"] = without
     return rows
 
 
@@ -274,9 +257,10 @@ def _about(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(one_line(name) for name in names[:5])
-    return f"{shown}, .." if len(names) > 5 else shown
+def entropy_nats(histogram: np.ndarray) -> float:
+    """What the best model that ignores all context would lose on ids that occur so often."""
+    shares = histogram[histogram > 0] / max(int(histogram.sum()), 1)
+    return float(-(shares * np.log(shares)).sum())
 
 
 def uniform(places: np.ndarray, num_values: int, key: int) -> np.ndarray:

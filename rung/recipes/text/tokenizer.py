@@ -1,11 +1,8 @@
-"""Text to ids and back, four ways: bytes, characters, a BPE learned from the data, or anybody's tokenizer.json.
+"""Text to ids and back, four ways: bytes, characters, a BPE trained on the data, or any tokenizer.json.
 
-A tokenizer is a value: its files lie in the store it made, `of_store` reads them there and needs no network, and for
-bytes and characters no package either. decode(encode(text)) == text for bytes, characters and bpe; what a foreign
-tokenizer loses is its own affair.
-
-The one surprising thing is that no text is ever a special token: a document that quotes <|endoftext|> is encoded as the
-characters it consists of. Only the packing writes `end`, after a document.
+A tokenizer's files lie in the store it made; `of_store` reads them there without a network. decode(encode(text)) ==
+text for bytes, characters and bpe; a tokenizer.json may lose something. Text never becomes a special token: a document
+that quotes <|endoftext|> is encoded as its characters. `end` is written after a document, by data.py alone.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +31,7 @@ LOST = "\ufffd"
 
 
 class Tokenizer(ABC):
-    """What the packing, the recipe and the samples know of a tokenizer."""
+    """What data, recipe and samples know of a tokenizer."""
 
     kind: str
     vocab_size: int
@@ -63,13 +60,8 @@ class Tokenizer(ABC):
 
     @property
     def description(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "hash": self.hash,
-            "vocab_size": self.vocab_size,
-            "end": self.end,
-            "files": list(self.files),
-        }
+        about = {"kind": self.kind, "hash": self.hash, "vocab_size": self.vocab_size, "end": self.end}
+        return {**about, "files": list(self.files)}
 
     @staticmethod
     def of_store(store: Store) -> Tokenizer:
@@ -80,12 +72,9 @@ class Tokenizer(ABC):
     def of_folder(folder: Path) -> Tokenizer:
         """The tokenizer of a Hugging Face folder, or of a tokenizer.json."""
         folder = folder.parent if folder.name == "tokenizer.json" else folder
-        main = folder / "tokenizer.json"
-        if not main.is_file():
-            raise DataError(
-                f"{folder} has no tokenizer.json; save one there with `tokenizer.save_pretrained`, or set "
-                f"dataset.tokenizer to {', '.join(KINDS)}"
-            )
+        if not (folder / "tokenizer.json").is_file():
+            remedy = f"save one with `tokenizer.save_pretrained`, or set dataset.tokenizer to {', '.join(KINDS)}"
+            raise DataError(f"{folder} has no tokenizer.json; {remedy}", code="no-file")
         names = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).is_file()]
         return of_files("hf", {name: (folder / name).read_bytes() for name in names})
 
@@ -106,7 +95,19 @@ def learn(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if kind == "characters":
         return Characters("".join(sorted(set().union(*map(set, texts)))))
     assert kind == "bpe", kind
-    return Subwords("bpe", {"tokenizer.json": _learn_bpe(texts, vocab_size)})
+    # Byte-level BPE as GPT-2 has it. Ties are broken by ids, so that the same texts give the same file.
+    package = _package()
+    inner = package.Tokenizer(package.models.BPE())
+    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKEN],
+        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator((text for text in texts if text), trainer)
+    return Subwords("bpe", {"tokenizer.json": inner.to_str().encode()})
 
 
 def version() -> str:
@@ -119,18 +120,15 @@ def version() -> str:
 
 def check(kind: str, vocab_size: int) -> None:
     """Refuses what cannot become a tokenizer, before anything is read."""
-    if kind == "bpe" and not SMALLEST_BPE <= vocab_size <= 1 << 31:
-        raise ConfigError(
-            f"dataset.vocab_size={vocab_size} is too {'small' if vocab_size < SMALLEST_BPE else 'large'} for bpe: it "
-            f"needs {SMALLEST_BPE}, one for each byte and one for the end of a document, and can have 2**31"
-        )
     if kind == "bpe":
+        if not SMALLEST_BPE <= vocab_size <= 1 << 31:
+            limits = f"it needs {SMALLEST_BPE}, one for each byte and one for the end of a document, to 2**31"
+            raise ConfigError(f"dataset.vocab_size={vocab_size} does not suit bpe: {limits}", code="bad-value")
         _package()
     elif kind not in KINDS:
         if not Path(kind).exists():
-            raise ConfigError(
-                f"dataset.tokenizer={kind} is neither {', '.join(KINDS)} nor a folder here with a tokenizer.json"
-            )
+            known = f"neither {', '.join(KINDS)} nor a folder here with a tokenizer.json"
+            raise ConfigError(f"dataset.tokenizer={kind} is {known}", code="bad-value")
         Tokenizer.of_folder(Path(kind))
 
 
@@ -153,26 +151,25 @@ class Characters(Tokenizer):
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("there is no character to learn from in the train split")
+            raise DataError("the train split has no characters to build a vocabulary from", code="data-empty")
         self.characters = characters
         self.vocab_size = len(characters)
         self.files = {"characters.json": json.dumps(characters).encode()}
         self._codes = _codes(characters)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._encode(text) for text in texts]
-
-    def _encode(self, text: str) -> np.ndarray:
-        codes = _codes(text)
-        ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
-        unknown = self._codes[ids] != codes
-        if unknown.any():
-            where = int(unknown.argmax())
-            raise DataError(
-                f"{text[where]!a} (U+{ord(text[where]):04X}), at place {where} of a text, is not among the "
-                f"{self.vocab_size} characters of the train split; set dataset.tokenizer to bytes or bpe"
-            )
-        return ids.astype(self.dtype)
+        rows = []
+        for text in texts:
+            codes = _codes(text)
+            ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
+            unknown = np.flatnonzero(self._codes[ids] != codes)
+            if len(unknown):
+                where = int(unknown[0])
+                character = f"{text[where]!a} (U+{ord(text[where]):04X}), at place {where} of a text"
+                problem = f"{character}, is not among the {self.vocab_size} characters of the train split"
+                raise DataError(f"{problem}; set dataset.tokenizer to bytes or bpe", code="unknown-character")
+            rows.append(ids.astype(self.dtype))
+        return rows
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return "".join(self.characters[int(i)] if i < self.vocab_size else LOST for i in ids)
@@ -188,12 +185,18 @@ class Subwords(Tokenizer):
         except DataError:
             raise
         except Exception as error:  # the package raises plain Exception
-            raise DataError(f"the tokenizer.json cannot be read ({error}); save it again") from error
+            problem = f"the tokenizer.json cannot be read ({error})"
+            raise DataError(f"{problem}; save it again", code="tokenizer-damaged") from error
         self._inner.no_truncation()  # a file made for training a classifier may cut every text at 512
         self._inner.no_padding()
         self._inner.encode_special_tokens = True
         self.vocab_size = max(self._inner.get_vocab().values(), default=-1) + 1
-        self.end = self._find_end()
+        self.end = None
+        named = json.loads(files.get("tokenizer_config.json", b"{}")).get("eos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        for token in (named, *KNOWN_ENDS):
+            if self.end is None and token:
+                self.end = self._inner.token_to_id(token)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = self._inner.encode_batch(list(texts), add_special_tokens=False)
@@ -203,37 +206,9 @@ class Subwords(Tokenizer):
         known = [int(i) for i in ids if i < self.vocab_size]
         return str(self._inner.decode(known, skip_special_tokens=True))
 
-    def _find_end(self) -> int | None:
-        named = json.loads(self.files.get("tokenizer_config.json", b"{}")).get("eos_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        for token in (named, *KNOWN_ENDS):
-            if token and (number := self._inner.token_to_id(token)) is not None:
-                return int(number)
-        return None
-
 
 def _codes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-
-
-def _learn_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Byte-level BPE as GPT-2 has it. Ties are broken by ids, so that the same texts give the same file."""
-    package = _package()
-    inner = package.Tokenizer(package.models.BPE())
-    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_TOKEN],
-        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(_not_empty(texts), trainer)
-    return bytes(inner.to_str().encode())
-
-
-def _not_empty(texts: Iterable[str]) -> Iterator[str]:
-    return (text for text in texts if text)
 
 
 @functools.cache
@@ -241,8 +216,6 @@ def _package() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise DataError(
-            "subwords need the package tokenizers, which is not installed: `pip install 'rung[llm]'`, or set "
-            "dataset.tokenizer=bytes"
-        ) from error
+        remedy = "`pip install 'rung[llm]'`, or set dataset.tokenizer=bytes"
+        raise DataError(f"subwords need tokenizers, which is not installed: {remedy}", code="not-installed") from error
     return tokenizers

@@ -146,4 +146,4 @@ class Config:
     context: Context = section(Context, "Remembered frames.")
     dataset: Dataset = section(Dataset, "Where the frames come from.")
     evaluation: Evaluation = section(Evaluation, "What is measured besides the loss.")
-    sampling: Sampling = section(Sampling, "Pictures during and after training.")
+    sampling: Sampling = section(Sampling, "Pictures during and after training.", is_late=True)

@@ -1,17 +1,19 @@
-"""Making frames, one after the other: the same few lines for training, eval, samples and play.
+"""Makes frames, one after the other: the same few lines for training, eval, samples, play and export.
 
 A frame that was made is remembered as a recorded one would be (8 bits, no gradient), and the next is made from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rung.recipe import Batch, Draw
+from rung.random import Draw
+from rung.recipe import Batch, Exported
+from rung.recipes.world.config import Scale
 from rung.recipes.world.memory import Memory, push, to_frame, to_signal
 from rung.recipes.world.model import World
 
@@ -34,7 +36,7 @@ def see(memory: Memory) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Dreamer:
-    """Calls the generator with all it needs. In training, what it sees is noisy by a level that it is told."""
+    """Calls the generator with all it needs. In training, what it sees is noisy by a level that it gets as an input."""
 
     world: World
     context_noise: float = 0.0
@@ -47,8 +49,9 @@ class Dreamer:
             level = draw.noise("context_level", (), device)
             shake = self.context_noise * level[:, None, None, None]
             for i, picture in enumerate(seen):
-                name = f"context/{number}/{i}"
-                seen[i] = picture + shake * _normal(draw, name, tuple(picture.shape[1:]), device)
+                # Nearly normal, of deviation 1: the sum of three uniform numbers is close enough to shake a picture.
+                a, b, c = (draw.noise(f"context/{number}/{i}/{k}", tuple(picture.shape[1:]), device) for k in range(3))
+                seen[i] = picture + shake * ((a + b + c - 1.5) * 2.0)
         noise = draw.noise(f"noise/{number}", (self.world.generator.noise_size,), device)
         return self.world.generator(seen, self.world.standard(controls_BU), level, noise)
 
@@ -61,8 +64,35 @@ def memory_of(batch: Batch) -> Memory:
     return [batch[name] for name in sorted(batch) if name.startswith("memory_")]
 
 
-def _normal(draw: Draw, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Nearly normal numbers of deviation 1: the sum of three uniform ones is close enough to shake a picture."""
-    total = sum(draw.noise(f"{name}/{k}", shape, device) for k in range(3))
-    assert isinstance(total, Tensor)
-    return (total - 1.5) * 2.0
+class Portable(nn.Module):
+    """The generator as other programs can run it: frames in, frame out, all in the units of a camera.
+
+    What training does around the network (colours to [-1, 1], controls to deviation 1, 8 bits at the end) is inside, so
+    a player in another language only keeps the memory and shows what comes.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.generator, self.standard = world.generator, world.standard
+
+    def forward(self, controls_BU: Tensor, noise_BN: Tensor, *memory: Tensor) -> Tensor:
+        level = torch.zeros_like(controls_BU[:, 0])
+        signal = self.generator(see(list(memory)), self.standard(controls_BU), level, noise_BN)
+        return (signal * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def exported(world: World, scales: Sequence[Scale], names: Sequence[str]) -> Exported:
+    device = next(world.parameters()).device
+    inputs = {
+        "controls": torch.zeros(1, len(names), device=device),
+        "noise": torch.full((1, world.generator.noise_size), 0.5, device=device),
+    }
+    notes = {
+        "controls": f"in the units of the data: {', '.join(names)}",
+        "noise": "numbers in [0, 1); 0.5 everywhere is the middle",
+        "frame": "the next frame, height x width x RGB",
+    }
+    for i, (num_frames, width, height) in enumerate(scales):
+        inputs[f"memory_{i}"] = torch.zeros(1, num_frames, height, width, 3, dtype=torch.uint8, device=device)
+        notes[f"memory_{i}"] = f"the last {num_frames} frames at {width}x{height}, newest last"
+    return Exported(Portable(world).eval(), inputs, ["frame"], notes)

@@ -1,10 +1,8 @@
 """Poses and the moves between them.
 
-A pose is a 4x4 camera-to-world matrix in float64; the camera's x is right, y is down, z is ahead. A move is what leads
-from one pose to the next, seen from the first camera: three lengths and a rotation vector. The maps between the two are
-exact, also for tiny turns and for half turns, where the textbook formulas lose digits.
-
-The one surprising thing is the direction of pitch: ours is positive when looking up, ViZDoom's when looking down.
+A pose is a 4x4 camera-to-world matrix in float64; the camera's x is right, y is down, z is ahead. A move leads from one
+pose to the next, seen from the first camera: three lengths and a rotation vector. The maps between the two are exact,
+also for tiny turns and half turns. Pitch is positive when looking up; ViZDoom's is positive when looking down.
 """
 
 from __future__ import annotations

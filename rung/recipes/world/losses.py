@@ -1,11 +1,8 @@
-"""What the networks of a world are trained for.
+"""What the networks of a world are trained for. A target is a frame, and its error a mean over its colours in [-1, 1].
 
-The generator: L1 between the frames it makes and the real ones, and with a weight, fooling the discriminator. The
-discriminator: the hinge loss, and R1, a penalty on its gradient at real frames. A target is a frame, so a loss is the
-mean over frames of their mean absolute error in [-1, 1].
-
-With a weight of 0 nothing of the discriminator is computed. Evals are L1 alone, always: a discriminator moves, and a
-loss that contains its opinion cannot be compared between two steps, nor choose the best of them.
+The generator: L1 and, with a weight, fooling the discriminator. The discriminator: the hinge loss and R1, a penalty on
+its gradient at real frames. With a weight of 0 nothing of the discriminator is computed. Evals are always L1 alone: a
+loss that contains the opinion of a network that moves cannot be compared between two steps.
 """
 
 from __future__ import annotations
@@ -14,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rung.recipe import Batch, Draw, Loss, Part
+from rung.random import Draw
+from rung.recipe import Batch, Loss, Part
 from rung.recipes.world.config import Adversarial
 from rung.recipes.world.dream import Dreamer, memory_of
 from rung.recipes.world.memory import Memory, to_signal
@@ -34,18 +32,23 @@ class GeneratorLoss:
         self._dreamer, self._weight, self._has_rollouts = dreamer, cfg.weight, has_rollouts
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
-        real, valid = to_signal(batch["frames"]), batch["valid"]
+        real, valid, world = to_signal(batch["frames"]), batch["valid"], self._dreamer.world
         has_opponent = self._weight > 0 and not draw.is_eval
         errors, fooled, ratios = [], [], []
         for t, (memory, made) in enumerate(self._dreamer.roll(memory_of(batch), batch["controls"], draw)):
             errors.append(l1(made, real[:, t]))
             if has_opponent:
-                scores = self._score(made, memory, batch["controls"][:, t])
+                condition = world.standard(batch["controls"][:, t])
+                scores = world.discriminator(made, last_of(memory), condition).float().mean(dim=(1, 2, 3))
                 fooled.append(-scores)
                 if draw.step % RATIO_EVERY == 0:
                     ratios.append(self._ratio(scores, made, real[:, t], valid[:, t]))
         error_BT, count = torch.stack(errors, dim=1) * valid, valid.sum()
-        total, parts = error_BT.sum(), self._by_place(error_BT, valid)
+        total = error_BT.sum()
+        parts: dict[str, Part] = {}
+        if self._has_rollouts:
+            parts["from_real"] = (error_BT[:, 0].sum(), valid[:, 0].sum())
+            parts["from_own"] = (error_BT[:, 1:].sum(), valid[:, 1:].sum())
         if has_opponent:
             fooling = (torch.stack(fooled, dim=1) * valid).sum()
             no_ratio = (total.new_zeros(()), total.new_zeros(()))
@@ -53,18 +56,6 @@ class GeneratorLoss:
             parts["grad_ratio"] = (torch.stack(ratios, dim=1).sum(), count) if ratios else no_ratio
             total = total + self._weight * fooling
         return Loss(total, count, parts)
-
-    def _by_place(self, error_BT: Tensor, valid: Tensor) -> dict[str, Part]:
-        if not self._has_rollouts:
-            return {}
-        return {
-            "from_real": (error_BT[:, 0].sum(), valid[:, 0].sum()),
-            "from_own": (error_BT[:, 1:].sum(), valid[:, 1:].sum()),
-        }
-
-    def _score(self, made: Tensor, memory: Memory, controls: Tensor) -> Tensor:
-        world = self._dreamer.world
-        return world.discriminator(made, last_of(memory), world.standard(controls)).float().mean(dim=(1, 2, 3))
 
     def _ratio(self, scores_B: Tensor, made: Tensor, real: Tensor, valid_B: Tensor) -> Tensor:
         """(B,) how hard the discriminator pulls at a frame, over how hard L1 does; about 0.05 to 0.1 is healthy."""
@@ -109,18 +100,10 @@ class DiscriminatorLoss:
                 sums["r1"] += slope.float().square().sum()
         count = valid.sum()
         total = sums["hinge"] + 0.5 * self._r1 * self._r1_every * sums["r1"]
-        nothing = (sums["r1"], valid.new_zeros(()))
-        return Loss(
-            total,
-            count,
-            {
-                "hinge": (sums["hinge"], count),
-                "accuracy": (sums["accuracy"], count),
-                "gap": (sums["gap"], count),
-                "control_gap": (sums["control_gap"], count),
-                "r1": (sums["r1"], count) if penalises else nothing,
-            },
-        )
+        parts = {name: (value, count) for name, value in sums.items()}
+        if not penalises:
+            parts["r1"] = (sums["r1"], valid.new_zeros(()))
+        return Loss(total, count, parts)
 
 
 def last_of(memory: Memory) -> Tensor:

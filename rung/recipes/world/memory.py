@@ -1,10 +1,8 @@
 """What the model remembers: some past frames at each of several sizes, newest last.
 
-One place for training, rollout and play, so that they cannot differ: frames are shrunk by `shrink` alone, whether they
-are packed, dreamed or recorded, and a new frame enters a memory by `push` alone.
-
-The surprising thing is that a memory is uint8 at every size. Means of blocks are rounded with integers, so they are the
-same to the bit on every device, and a dreamed frame is remembered with the 8 bits a recorded one has.
+Training, rollout and play all use it, so that they cannot differ: only `shrink` shrinks frames, and only `push` adds
+one. A memory is uint8 at every size. Means of blocks are rounded with integers, so they are the same to the bit on
+every device, and a generated frame is remembered with the 8 bits of a recorded one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """What is measured of a world besides its loss, always on recorded, held-out moments.
 
-Next frames: PSNR, and the L1 of two models that learn nothing (copy the last frame; show the mean frame).
-Rollouts: L1 after 1, 2, 4 .. frames of its own against the same two; drift of brightness and contrast; and whether the
-controls matter: how much worse it gets with another moment's controls, and whether opposite controls from one memory
-move the picture opposite ways, with the right sign.
-
-How a picture moved is estimated without any model: the shift and the zoom that best explain the difference to the
-frame before, to first order, on a coarse picture where moves are small.
+Of next frames and of rollouts after 1, 2, 4 .. frames: the error beside that of two models that learn nothing (copy the
+last frame; show the mean frame), drift of brightness and contrast, and whether the controls matter: how much worse it
+gets with another moment's, and whether opposite ones move the picture opposite ways, with the right sign.
 """
 
 from __future__ import annotations
@@ -17,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rung.recipe import Batch, Draw, Part
+from rung.random import Draw
+from rung.recipe import Batch, Part
 from rung.recipes.world.dream import Dreamer, memory_of
 from rung.recipes.world.losses import l1, last_of
-from rung.recipes.world.memory import Memory, to_signal
+from rung.recipes.world.memory import to_signal
 
 COARSE_HEIGHT = 24
 Intents = Mapping[str, tuple[int, float, float]]  # what a visitor wants -> channel, sign and size of a brisk move
@@ -40,48 +37,47 @@ def rollout(dreamer: Dreamer, batch: Batch, draw: Draw, horizons: Sequence[int])
     memory, real, valid = memory_of(batch), to_signal(batch["frames"]), batch["valid"]
     last, mean = last_of(memory), dreamer.world.mean_frame
     after: dict[str, dict[int, Part]] = {"l1": {}, "persistence": {}, "mean_frame": {}}
-    drift, is_last = torch.zeros(2, len(valid), device=valid.device), _is_last(valid)
+    is_last = valid * (1 - F.pad(valid[:, 1:], (0, 1)))  # 1 at the last valid frame of each row
+    drift = torch.zeros(2, len(valid), device=valid.device)
     for t, (_, made) in enumerate(dreamer.roll(memory, batch["controls"], draw)):
         if t + 1 in horizons:
             for name, guess in (("l1", made), ("persistence", last), ("mean_frame", mean[None])):
                 after[name][t + 1] = _part(l1(guess, real[:, t]), valid[:, t])
-        drift += is_last[:, t] * torch.stack([_gap(made, real[:, t], torch.mean), _gap(made, real[:, t], torch.std)])
-    everybody = torch.ones_like(valid[:, 0])
+        gaps = [of(made.float(), dim=(1, 2, 3)) - of(real[:, t], dim=(1, 2, 3)) for of in (torch.mean, torch.std)]
+        drift += is_last[:, t] * torch.stack(gaps).abs()
+    all_rows = torch.ones_like(valid[:, 0])
     parts = {f"{name}@{h}": part for name, by_horizon in after.items() for h, part in by_horizon.items()}
-    return parts | _parts(everybody, drift_mean=drift[0], drift_std=drift[1])
+    return parts | _parts(all_rows, drift_mean=drift[0], drift_std=drift[1])
 
 
 def response(dreamer: Dreamer, batch: Batch, draw: Draw, intents: Intents) -> dict[str, Part]:
     """Whether the controls matter, from one memory and with the same noise each time."""
     memory, controls, real = memory_of(batch), batch["controls"][:, 0], to_signal(batch["frames"][:, 0])
-    everybody = torch.ones(len(controls), device=controls.device)
+    all_rows = torch.ones(len(controls), device=controls.device)
     own = l1(dreamer.make(memory, controls, draw, 0), real)
     other = l1(dreamer.make(memory, batch["other_controls"], draw, 0), real)
-    parts = _parts(everybody, controls_own=own, controls_other=other)
+    parts = _parts(all_rows, controls_own=own, controls_other=other)
     for intent, (index, axis) in {"turn": (0, -1.0), "forward": (2, 1.0), "look": (1, 1.0)}.items():
         if intent not in intents:
             continue
         at_rest = controls.clone()
         at_rest[:, [channel for channel, _, _ in intents.values()]] = 0.0
-        moved = [motion(last_of(memory), _push_to(dreamer, memory, at_rest, draw, intents[intent], way))[index]
-                 for way in (1.0, -1.0)]  # fmt: skip
+        channel, sign, brisk = intents[intent]
+        moved = []
+        for way in (1.0, -1.0):  # the next frame if this one channel were at a brisk move one way
+            changed = at_rest.clone()
+            changed[:, channel] = way * sign * brisk
+            moved.append(motion(last_of(memory), dreamer.make(memory, changed, draw, 0))[index])
         answer = axis * (moved[0] - moved[1])  # content moves left when the camera turns right, and grows ahead
-        parts |= _parts(everybody, **{f"{intent}_response": answer, f"{intent}_right": (answer > 0).float()})
+        parts |= _parts(all_rows, **{f"{intent}_response": answer, f"{intent}_right": (answer > 0).float()})
     return parts
 
 
-def _push_to(
-    dreamer: Dreamer, memory: Memory, controls: Tensor, draw: Draw, intent: tuple[int, float, float], way: float
-) -> Tensor:
-    """The next frame if this one channel were at a brisk move one way."""
-    channel, sign, brisk = intent
-    changed = controls.clone()
-    changed[:, channel] = way * sign * brisk
-    return dreamer.make(memory, changed, draw, 0)
-
-
 def motion(before_B3HW: Tensor, after_B3HW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(B,) each: by how many coarse pixels the picture moved right and down, and how much it grew."""
+    """(B,) each: by how many coarse pixels the picture moved right and down, and how much it grew.
+
+    Without a model: what best explains the difference of the two, to first order, on a coarse picture.
+    """
     before, after = _coarse(before_B3HW), _coarse(after_B3HW)
     middle = (before + after) / 2
     down, right = torch.gradient(middle, dim=(-2, -1))
@@ -100,22 +96,9 @@ def motion(before_B3HW: Tensor, after_B3HW: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _coarse(picture_B3HW: Tensor) -> Tensor:
     """Grey, small and smooth."""
-    height, _width = picture_B3HW.shape[-2:]
-    factor = max(1, height // COARSE_HEIGHT)
     grey = picture_B3HW.float().mean(1, keepdim=True)
-    small = F.avg_pool2d(grey, factor)
+    small = F.avg_pool2d(grey, max(1, grey.shape[-2] // COARSE_HEIGHT))
     return F.avg_pool2d(F.pad(small, (1, 1, 1, 1), mode="replicate"), 3, stride=1)[:, 0]
-
-
-def _gap(made: Tensor, real: Tensor, of: object) -> Tensor:
-    assert callable(of)
-    return (of(made.float(), dim=(1, 2, 3)) - of(real, dim=(1, 2, 3))).abs()
-
-
-def _is_last(valid_BT: Tensor) -> Tensor:
-    """1 at the last valid frame of each row."""
-    after = F.pad(valid_BT[:, 1:], (0, 1))
-    return valid_BT * (1 - after)
 
 
 def _part(value_B: Tensor, weight_B: Tensor) -> Part:

@@ -1,13 +1,9 @@
 """The two networks of a world: a generator of the next frame, and a discriminator that tells frames apart.
 
-The generator is an asymmetric U-Net of convolutions and pixel shuffles, without normalisation. Each scale of the memory
-enters the encoder at its own size; controls enter every cell (as a scale and a shift of its channels) and, times a
-learned map of the picture, every scale, since what a turn does to a pixel depends on where the pixel is; noise enters
-every scale of the decoder.
-
-The surprising thing is the head. Beside the colours it makes (tanh), it says for each pixel where in the last frame to
-look, and how much to trust that; a camera that moves shows mostly what it showed before, elsewhere. `model.warp=false`
-leaves the colours alone.
+The generator is an asymmetric U-Net without normalisation. Each scale of the memory enters the encoder at its own size;
+controls steer every cell and, times a learned map, every scale, since what a turn does to a pixel depends on where it
+is; noise enters the decoder. Beside colours, the head predicts for each pixel where in the last frame to look and how
+much to trust that, since a moving camera mostly shows what it showed before; `model.warp=false` turns that off.
 """
 
 from __future__ import annotations
@@ -86,38 +82,34 @@ class Place(nn.Module):
         return self.mix(e_BE)[:, :, None, None] * self.map
 
 
-class Enter(nn.Module):
-    """Brings one scale of the memory, and what came from the finer one, to the features of this scale."""
+class Stage(nn.Module):
+    """Joins maps and refines them to the features of one scale."""
 
-    def __init__(self, past: int, from_finer: int, channels: int, size: tuple[int, int], num_cells: int) -> None:
+    def __init__(self, num_inputs: int, channels: int, size: tuple[int, int], kernel: int, num_cells: int) -> None:
         super().__init__()
         self.place = Place(*size)
-        self.mix = nn.Conv2d(past + from_finer + MAPS, channels, 3, padding=1)
+        self.mix = nn.Conv2d(num_inputs + MAPS, channels, kernel, padding=kernel // 2)
         self.cells = nn.ModuleList(Cell(channels) for _ in range(num_cells))
+
+    def refine(self, maps: Sequence[Tensor | None], e_BE: Tensor) -> Tensor:
+        x = F.leaky_relu(self.mix(torch.cat([each for each in maps if each is not None], dim=1)), SLOPE)
+        for cell in self.cells:
+            x = cell(x, e_BE)
+        return x
+
+
+class Enter(Stage):
+    """On the way down: the memory of this scale, and what came from the finer one."""
 
     def forward(self, past: Tensor, finer: Tensor | None, e_BE: Tensor) -> Tensor:
-        parts = [past, self.place(e_BE)] + ([finer] if finer is not None else [])
-        x = F.leaky_relu(self.mix(torch.cat(parts, dim=1)), SLOPE)
-        for cell in self.cells:
-            x = cell(x, e_BE)
-        return x
+        return self.refine([past, self.place(e_BE), finer], e_BE)
 
 
-class Leave(nn.Module):
-    """Joins what comes from the coarser scale with the encoder's features and with noise."""
-
-    def __init__(self, coarser: int, channels: int, size: tuple[int, int], num_cells: int) -> None:
-        super().__init__()
-        self.place = Place(*size)
-        self.mix = nn.Conv2d(coarser + channels + MAPS + 1, channels, 1)
-        self.cells = nn.ModuleList(Cell(channels) for _ in range(num_cells))
+class Leave(Stage):
+    """On the way up: what comes from the coarser scale, the features of the way down, and noise."""
 
     def forward(self, coarser: Tensor | None, skip: Tensor, noise: Tensor, e_BE: Tensor) -> Tensor:
-        parts = [skip, noise, self.place(e_BE)] + ([coarser] if coarser is not None else [])
-        x = F.leaky_relu(self.mix(torch.cat(parts, dim=1)), SLOPE)
-        for cell in self.cells:
-            x = cell(x, e_BE)
-        return x
+        return self.refine([skip, noise, self.place(e_BE), coarser], e_BE)
 
 
 class Generator(nn.Module):
@@ -128,8 +120,9 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         self.noise, self.warp = noise, warp
-        self.sizes = [_working_size(scale) for scale in scales]
-        self._packed = [scale.width // size[1] for scale, size in zip(scales, self.sizes)]
+        # Features have half the size of their frames, where halves are whole.
+        self._packed = [1 if scale.height % 2 or scale.width % 2 else 2 for scale in scales]
+        self.sizes = [(scale.height // n, scale.width // n) for scale, n in zip(scales, self._packed)]
         self._ratios = [a[1] // b[1] for a, b in zip(self.sizes, self.sizes[1:])]
         channels = [width * min(2**i, 8) for i in range(len(scales))]
         self.embed = nn.Sequential(
@@ -138,8 +131,8 @@ class Generator(nn.Module):
         self.enter, self.leave, self.down, self.up = (nn.ModuleList() for _ in range(4))
         for i, (scale, size, wide) in enumerate(zip(scales, self.sizes, channels)):
             past = scale.frames * 3 * self._packed[i] ** 2
-            self.enter.append(Enter(past, channels[i] if i else 0, wide, size, (depth + 1) // 2))
-            self.leave.append(Leave(wide if i + 1 < len(scales) else 0, wide, size, depth))
+            self.enter.append(Enter(past + (wide if i else 0), wide, size, 3, (depth + 1) // 2))
+            self.leave.append(Leave(wide + 1 + (wide if i + 1 < len(scales) else 0), wide, size, 1, depth))
         for i, ratio in enumerate(self._ratios):
             self.down.append(nn.Conv2d(channels[i] * ratio**2, channels[i + 1], 1))
             self.up.append(nn.Conv2d(channels[i + 1], channels[i] * ratio**2, 1))
@@ -147,7 +140,13 @@ class Generator(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _begin_as_a_copy(self.head, self.warp, self._packed[0] ** 2)
+        """With a warp the first prediction is nearly the last frame: the baseline to beat, not a grey field."""
+        assert self.head.bias is not None
+        nn.init.zeros_(self.head.bias)
+        if self.warp:
+            with torch.no_grad():
+                self.head.weight.mul_(0.1)
+                self.head.bias[5 * self._packed[0] ** 2 :] = 2.0
 
     @property
     def noise_size(self) -> int:
@@ -157,7 +156,8 @@ class Generator(nn.Module):
     def forward(self, seen: Sequence[Tensor], controls_BU: Tensor, level_B: Tensor, noise_BN: Tensor) -> Tensor:
         """`seen` has a B 3N H W per scale, finest first; `level` is how noisy it is; `noise` lies in [0, 1)."""
         e_BE = self.embed(torch.cat([controls_BU, level_B[:, None]], dim=1))
-        planes = self._planes(noise_BN)
+        parts = (noise_BN - 0.5).mul(2 * self.noise).split([h * w for h, w in self.sizes], dim=1)
+        planes = [part.reshape(-1, 1, *size) for part, size in zip(parts, self.sizes)]  # a channel per scale, around 0
         skips: list[Tensor] = []
         for i, enter in enumerate(self.enter):
             past = F.pixel_unshuffle(seen[i], self._packed[i])
@@ -169,20 +169,13 @@ class Generator(nn.Module):
                 x = F.pixel_shuffle(self.up[i](x), self._ratios[i])
             x = self.leave[i](x, skips[i], planes[i], e_BE)
         assert x is not None
-        return self._finish(F.pixel_shuffle(self.head(x), self._packed[0]), seen[0][:, -3:])
-
-    def _planes(self, noise_BN: Tensor) -> list[Tensor]:
-        """Noise as one channel per scale, around 0."""
-        parts = (noise_BN - 0.5).mul(2 * self.noise).split([h * w for h, w in self.sizes], dim=1)
-        return [part.reshape(-1, 1, *size) for part, size in zip(parts, self.sizes)]
-
-    def _finish(self, made_BCHW: Tensor, last_B3HW: Tensor) -> Tensor:
-        made_BCHW = made_BCHW.float()  # a hundredth of a pixel is more than bfloat16 can say of a place
+        # float32: a hundredth of a pixel is too fine a place for bfloat16
+        made_BCHW = F.pixel_shuffle(self.head(x), self._packed[0]).float()
         colours = torch.tanh(made_BCHW[:, :3])
         if not self.warp:
             return colours
         flow, trust = torch.tanh(made_BCHW[:, 3:5]) * LARGEST_FLOW, torch.sigmoid(made_BCHW[:, 5:])
-        moved = move(last_B3HW.float(), flow)
+        moved = move(seen[0][:, -3:].float(), flow)
         return trust * moved + (1 - trust) * colours
 
 
@@ -219,27 +212,12 @@ class World(nn.Module):
 
 
 def move(picture_BCHW: Tensor, flow_B2HW: Tensor) -> Tensor:
-    """Each pixel is taken from `flow` away, in half pictures, x before y; past the border the border goes on."""
+    """Each pixel is taken from `flow` away, in half pictures, x before y; past the border its colours repeat."""
     height, width = picture_BCHW.shape[-2:]
     y = torch.linspace(-1 + 1 / height, 1 - 1 / height, height, device=flow_B2HW.device)
     x = torch.linspace(-1 + 1 / width, 1 - 1 / width, width, device=flow_B2HW.device)
     grid_HW2 = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1)
     where = grid_HW2 + flow_B2HW.permute(0, 2, 3, 1)
+    if where.device.type == "cpu" and where.requires_grad:
+        where = where.nan_to_num()  # at NaN the backward of grid_sample ends the process there (torch 2.11 to 2.13)
     return F.grid_sample(picture_BCHW, where, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _working_size(scale: Scale) -> tuple[int, int]:
-    """(height, width) of the features of a scale: half of its frames', where halves are whole."""
-    if scale.height % 2 or scale.width % 2:
-        return scale.height, scale.width
-    return scale.height // 2, scale.width // 2
-
-
-def _begin_as_a_copy(head: nn.Conv2d, warp: bool, packed: int) -> None:
-    """With a warp the first prediction is nearly the last frame: the baseline to beat, not a grey field."""
-    assert head.bias is not None
-    nn.init.zeros_(head.bias)
-    if warp:
-        with torch.no_grad():
-            head.weight.mul_(0.1)
-            head.bias[5 * packed :] = 2.0

@@ -1,10 +1,7 @@
-"""Pictures for people: what the model remembers, what came, what it made; and a film of its dream.
+"""The pictures of a run: what the model remembers, what came and what it made, and a film of its rollout.
 
-All of them are made of uint8 frames, so that what is shown is what the model got and what it would remember. The bytes
-depend on the frames alone: the same run draws the same file. How frames are made is left to others.
-
-The one surprising thing is the enlargement. Pixels are repeated, never smoothed, so that a memory of 4x3 pixels looks
-as poor as it is.
+They are made of uint8 frames, so they show what the model got and would remember, and their bytes depend on the frames
+alone. Enlarging repeats pixels and never smooths them: a memory of 4x3 pixels should look as coarse as it is.
 """
 
 from __future__ import annotations
@@ -12,22 +9,58 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from rung.errors import UserError
+from rung.data.store import Store
+from rung.random import Draw
+from rung.recipe import Sample
+from rung.recipes.world.config import Scale
+from rung.recipes.world.dream import Dreamer, memory_of
+from rung.recipes.world.memory import to_frame
+from rung.recipes.world.sources.frames import pillow
+from rung.recipes.world.stream import Moments
 
-if TYPE_CHECKING:
-    from PIL import Image
-    from PIL.ImageFont import FreeTypeFont, ImageFont
-
+HORIZONS = (1, 2, 4, 8, 16, 32, 64)
 GAP, MARGIN, LINE = 2, 8, 15  # pixels; LINE is the height of a line of text
 INK, PAPER = (32, 32, 32), (255, 255, 255)
 LEAST_HEIGHT = 96  # of a full frame on a sheet
 FILM_WIDTH = 320  # about, of each half of a film
 CODECS = ("libx264", "libopenh264", "mpeg4")  # by how many players know the result
 AMPLIFY = 4  # of differences
+
+
+def samples(
+    dreamer: Dreamer, store: Store, scales: Sequence[Scale], num_rows: int, num_frames: int, draw: Draw
+) -> list[Sample]:
+    """Held-out moments, the same ones every time; the noise is that of an eval, so that pictures can be compared."""
+    split = "validation" if "validation" in store.splits else "train"
+    stream = Moments(store, split, scales, lambda step: num_frames)
+    places = np.linspace(0, stream.num_rows - 1, num_rows + 2).astype(int)[1:-1]
+    device = next(dreamer.world.parameters()).device
+    moments = []
+    for number, place in enumerate(places):
+        shown = Draw(draw.seed, -1, np.array([number]))
+        batch = {k: torch.from_numpy(v).to(device) for k, v in stream.gather(np.array([place]), shown).items()}
+        memory, num_valid = memory_of(batch), int(batch["valid"].sum())
+        levels = [level[0].cpu().numpy() for level in memory]
+        if number == 0:  # the one film begins where the sheet does
+            made = [to_frame(m)[0] for _, m in dreamer.roll(memory, batch["controls"][:, :num_valid], shown)]
+            dreamed, real = torch.stack(made).cpu().numpy(), batch["frames"][0, :num_valid].cpu().numpy()
+            last = levels[0][-1]
+        made_now = to_frame(dreamer.make(memory, batch["controls"][:, 0], shown, 0))[0].cpu().numpy()
+        moments.append(Moment(levels, levels[0][-1], batch["frames"][0, 0].cpu().numpy(), made_now, f"row {place}"))
+    rate_hz = float(store.info["rate_hz"])
+    suffix, video = film(real, dreamed, rate_hz)
+    sheet, rollout = contact_sheet(moments), rollout_sheet(real, dreamed, HORIZONS, last)
+    seconds = len(real) / rate_hz
+    return [
+        Sample("contact-sheet.png", sheet, f"{num_rows} held-out moments: memory, real, made, difference"),
+        Sample("rollout.png", rollout, "real above, dreamed below, and how far apart"),
+        Sample(f"rollout{suffix}", video, f"{seconds:.1f} s: real left, dreamed from its own frames right"),
+    ]
 
 
 class Moment(NamedTuple):
@@ -47,73 +80,116 @@ def l1(one: np.ndarray, other: np.ndarray) -> float:
 
 def contact_sheet(rows: Sequence[Moment]) -> bytes:
     """A PNG with a strip per moment: the memory at each scale, then real, made and the difference, four times."""
-    return _png(_stack([_strip(moment) for moment in rows], is_down=True, gap=MARGIN))
+    strips = []
+    for moment in rows:
+        zoom = _zoom_of(moment.real)
+        height = moment.real.shape[0] * zoom
+        away = np.abs(moment.real.astype(np.int16) - moment.made.astype(np.int16)).mean(-1, keepdims=True)
+        difference = np.broadcast_to(np.clip(np.rint(away * AMPLIFY), 0, 255), moment.real.shape).astype(np.uint8)
+        blocks = [
+            *((f"{len(level)}@{level.shape[2]}x{level.shape[1]}", _tiled(level, height)) for level in moment.memory),
+            (f"real, copy L1 = {l1(moment.real, moment.last):.3f}", _zoomed(moment.real, zoom)),
+            (f"made, L1 = {l1(moment.real, moment.made):.3f}", _zoomed(moment.made, zoom)),
+            (f"difference x {AMPLIFY}", _zoomed(difference, zoom)),
+        ]
+        strip = _stack([_stack([_text(label), picture], is_down=True) for label, picture in blocks], gap=MARGIN)
+        strips.append(_stack([_text(moment.caption), strip], is_down=True) if moment.caption else strip)
+    return _png(_stack(strips, is_down=True, gap=MARGIN))
 
 
 def rollout_sheet(real: np.ndarray, made: np.ndarray, horizons: Sequence[int], last: np.ndarray | None = None) -> bytes:
     """A PNG: real frames above dreamed ones after so many steps, with the distance of the dream.
 
     Frame h - 1 is h steps after `last`, the newest real frame the dream began with; with it, the distance of copying it
-    is given as well.
+    is given as well. Horizons beyond the frames are left out.
     """
-    _check_films(real, made)
-    shown = [horizon for horizon in horizons if 1 <= horizon <= len(real)]
-    if not shown:
-        raise ValueError(f"no horizon of {list(horizons)} is within the {len(real)} frames")
-    columns = []
-    for horizon in shown:
+    zoom = _zoom_of(real[0])
+    side = [_text("")]
+    for name in ("real", "dreamed"):
+        below = max(0, real.shape[1] * zoom - LINE)
+        side.append(np.pad(_text(name), ((0, below), (0, 0), (0, 0)), constant_values=255))
+    columns = [_stack(side, is_down=True)]
+    for horizon in (h for h in horizons if h <= len(real)):
         now, dream = real[horizon - 1], made[horizon - 1]
         below = [f"L1 = {l1(now, dream):.3f}"] + ([] if last is None else [f"copy = {l1(now, last):.3f}"])
-        frames = [_zoomed(frame, _zoom_of(frame)) for frame in (now, dream)]
+        frames = [_zoomed(frame, zoom) for frame in (now, dream)]
         parts = [_text(f"{horizon} step{'s' if horizon > 1 else ''}"), *frames, *map(_text, below)]
         columns.append(_stack(parts, is_down=True))
-    height = _zoomed(real[0], _zoom_of(real[0])).shape[0]
-    side = [_text(""), _padded(_text("real"), height), _padded(_text("dreamed"), height)]
-    return _png(_stack([_stack(side, is_down=True), *columns], gap=MARGIN))
+    return _png(_stack(columns, gap=MARGIN))
 
 
 def film(real: np.ndarray, made: np.ndarray, rate_hz: float) -> tuple[str, bytes]:
     """The suffix and the bytes of a film, real left, dreamed right: .mp4 with PyAV, else an animated .webp or .gif."""
-    _check_films(real, made)
     zoom = int(np.clip(round(FILM_WIDTH / real.shape[2]), 1, 4))
-    pages = [_side_by_side(_zoomed(now, zoom), _zoomed(dream, zoom)) for now, dream in zip(real, made)]
+    pages = []
+    for pair in zip(real, made, strict=True):
+        halves = []
+        for name, frame in zip(("real", "dreamed"), pair):
+            wide = _zoomed(frame, zoom)
+            halves.append(_stack([_text(name, wide.shape[1]), wide], is_down=True, gap=1))
+        page = _stack(halves, gap=2 * GAP)
+        odd = page.shape[0] % 2, page.shape[1] % 2  # the usual kind of video wants even sides
+        pages.append(np.pad(page, ((0, odd[0]), (0, odd[1]), (0, 0)), constant_values=255))
     rate_hz = float(np.clip(rate_hz, 1, 60))
-    found = _encode(pages, rate_hz)
-    return (".mp4", found) if found is not None else _animate(pages, rate_hz)
+    video = _encode(pages, rate_hz)
+    if video is not None:
+        return ".mp4", video
+
+    from PIL import features
+
+    options: dict[str, Any] = {"quality": 85, "method": 4}
+    suffix, options = (".webp", options) if features.check("webp") else (".gif", {})
+    first, *others = [pillow().Image.fromarray(page) for page in pages]
+    out, duration_ms = io.BytesIO(), max(20, round(1000 / rate_hz))
+    first.save(out, suffix[1:].upper(), save_all=True, append_images=others, duration=duration_ms, loop=0, **options)
+    return suffix, out.getvalue()
 
 
-def _strip(moment: Moment) -> np.ndarray:
-    zoom = _zoom_of(moment.real)
-    height = moment.real.shape[0] * zoom
-    blocks = [_labelled(_scale(frames, height), _scale_label(frames)) for frames in moment.memory]
-    away = np.abs(moment.real.astype(np.int16) - moment.made.astype(np.int16)).mean(-1, keepdims=True)
-    difference = np.broadcast_to(np.clip(np.rint(away * AMPLIFY), 0, 255), moment.real.shape).astype(np.uint8)
-    copied = f"copy L1 = {l1(moment.real, moment.last):.3f}"
-    for frame, label in (
-        (moment.real, f"real, {copied}"),
-        (moment.made, f"made, L1 = {l1(moment.real, moment.made):.3f}"),
-        (difference, f"difference x {AMPLIFY}"),
-    ):
-        blocks.append(_labelled(_zoomed(frame, zoom), label))
-    strip = _stack(blocks, gap=MARGIN)
-    return _stack([_text(moment.caption), strip], is_down=True) if moment.caption else strip
+def _encode(pages: Sequence[np.ndarray], rate_hz: float) -> bytes | None:
+    """An .mp4, or None where there is nothing to make one with."""
+    try:
+        import av
+    except ImportError:
+        return None
+    for codec in CODECS:
+        try:
+            av.codec.Codec(codec, "w")
+        except ValueError:  # av raises a kind of its own, which is one
+            continue
+        break
+    else:
+        return None
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as container:  # no versions, no dates
+        stream: Any = container.add_stream(codec, rate=Fraction(rate_hz).limit_denominator(1000))
+        stream.height, stream.width = pages[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1  # the cut into slices must not depend on the machine
+        if codec == "libx264":
+            stream.options = {"crf": "22", "mbtree": "0"}  # with mbtree the same frames gave several files (av 18.1)
+        else:
+            stream.bit_rate = 4_000_000
+        for page in pages:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(page), format="rgb24")))
+        container.mux(stream.encode(None))
+    return out.getvalue()
 
 
-def _scale(frames: np.ndarray, height: int) -> np.ndarray:
+def _zoom_of(frame: np.ndarray) -> int:
+    return -(-LEAST_HEIGHT // frame.shape[0])
+
+
+def _zoomed(frame: np.ndarray, zoom: int) -> np.ndarray:
+    return frame.repeat(zoom, 0).repeat(zoom, 1)
+
+
+def _tiled(frames: np.ndarray, height: int) -> np.ndarray:
     """All frames of a scale in reading order, on as many rows (four at most) as the height of a full frame allows."""
     num_rows = max(1, min(4, height // frames.shape[1], len(frames)))
     zoom = max(1, height // num_rows // frames.shape[1])
     num_columns = -(-len(frames) // num_rows)
     rows = [frames[at : at + num_columns] for at in range(0, len(frames), num_columns)]
     return _stack([_stack([_zoomed(frame, zoom) for frame in row]) for row in rows], is_down=True)
-
-
-def _scale_label(frames: np.ndarray) -> str:
-    return f"{len(frames)}@{frames.shape[2]}x{frames.shape[1]}"
-
-
-def _labelled(picture: np.ndarray, label: str) -> np.ndarray:
-    return _stack([_text(label), picture], is_down=True)
 
 
 def _stack(parts: Sequence[np.ndarray], is_down: bool = False, gap: int = GAP) -> np.ndarray:
@@ -132,108 +208,17 @@ def _stack(parts: Sequence[np.ndarray], is_down: bool = False, gap: int = GAP) -
     return page
 
 
-def _padded(picture: np.ndarray, height: int) -> np.ndarray:
-    below = np.full((max(0, height - len(picture)), picture.shape[1], 3), PAPER, np.uint8)
-    return np.concatenate([picture, below])
-
-
-def _zoom_of(frame: np.ndarray) -> int:
-    return -(-LEAST_HEIGHT // frame.shape[0])
-
-
-def _zoomed(frame: np.ndarray, zoom: int) -> np.ndarray:
-    return frame.repeat(zoom, 0).repeat(zoom, 1)
-
-
-def _text(words: str, width: int = 0) -> np.ndarray:
+def _text(text: str, width: int = 0) -> np.ndarray:
     """A line of text, as wide as it is, or as asked for."""
-    pillow, font = _pillow()
-    wide = width or max(1, int(font.getlength(words)) + 4)
-    page = pillow.Image.new("RGB", (wide, LINE), PAPER)
-    pillow.ImageDraw.Draw(page).text((1, 0), words, fill=INK, font=font)
+    pil = pillow()
+    font = pil.ImageFont.load_default(11)
+    page = pil.Image.new("RGB", (width or max(1, int(font.getlength(text)) + 4), LINE), PAPER)
+    pil.ImageDraw.Draw(page).text((1, 0), text, fill=INK, font=font)
     return np.asarray(page)
 
 
-def _pillow() -> tuple[Any, FreeTypeFont | ImageFont]:
-    try:
-        import PIL
-        from PIL import Image, ImageDraw, ImageFont  # noqa: F401 - reached through PIL
-    except ImportError as error:
-        raise UserError("drawing pictures takes Pillow; install it with `pip install 'rung[video]'`") from error
-    return PIL, ImageFont.load_default(11)
-
-
 def _png(page: np.ndarray) -> bytes:
-    edge = ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
+    padded = np.pad(page, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
     out = io.BytesIO()
-    _image(np.pad(page, edge, constant_values=255)).save(out, "PNG", optimize=False, compress_level=6)
+    pillow().Image.fromarray(padded).save(out, "PNG", optimize=False, compress_level=6)
     return out.getvalue()
-
-
-def _image(page: np.ndarray) -> Image.Image:
-    image: Image.Image = _pillow()[0].Image.fromarray(np.ascontiguousarray(page))
-    return image
-
-
-def _side_by_side(real: np.ndarray, made: np.ndarray) -> np.ndarray:
-    """One page of a film. Both sides are even, as the usual kind of video wants."""
-    halves = [
-        _stack([_text(words, frame.shape[1]), frame], True, 1) for words, frame in (("real", real), ("dreamed", made))
-    ]
-    page = _stack(halves, gap=2 * GAP)
-    return np.pad(page, ((0, page.shape[0] % 2), (0, page.shape[1] % 2), (0, 0)), constant_values=255)
-
-
-def _encode(pages: Sequence[np.ndarray], rate_hz: float) -> bytes | None:
-    """An .mp4, or None where there is nothing to make one with."""
-    try:
-        import av
-    except ImportError:
-        return None
-    codec = next((name for name in CODECS if _can_encode(av, name)), None)
-    if codec is None:
-        return None
-    out = io.BytesIO()
-    with av.open(out, "w", format="mp4", options={"fflags": "+bitexact"}) as container:  # no versions, no dates
-        stream: Any = container.add_stream(codec, rate=Fraction(rate_hz).limit_denominator(1000))
-        stream.height, stream.width = pages[0].shape[:2]
-        stream.pix_fmt = "yuv420p"
-        stream.thread_count = 1  # the cut into slices must not depend on the machine
-        stream.options = {"crf": "22"} if codec == "libx264" else {}
-        if codec != "libx264":
-            stream.bit_rate = 4_000_000
-        for page in pages:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(page), format="rgb24")))
-        container.mux(stream.encode(None))
-    return out.getvalue()
-
-
-def _can_encode(av: Any, name: str) -> bool:
-    try:
-        av.codec.Codec(name, "w")
-    except ValueError:  # av raises a kind of its own, which is one
-        return False
-    return True
-
-
-def _animate(pages: Sequence[np.ndarray], rate_hz: float) -> tuple[str, bytes]:
-    from PIL import features
-
-    suffix, options = (".webp", {"quality": 85, "method": 4}) if features.check("webp") else (".gif", {})
-    images = [_image(page) for page in pages]
-    out = io.BytesIO()
-    images[0].save(
-        out,
-        suffix[1:].upper(),
-        save_all=True,
-        append_images=images[1:],
-        duration=max(20, round(1000 / rate_hz)),
-        loop=0,
-        **options,
-    )
-    return suffix, out.getvalue()
-
-
-def _check_films(real: np.ndarray, made: np.ndarray) -> None:
-    if real.shape != made.shape or not len(real) or real.dtype != np.uint8 or made.dtype != np.uint8:
-        raise ValueError(f"a film needs as many dreamed as real uint8 frames, got {real.shape} and {made.shape}")

@@ -1,8 +1,8 @@
 """A learned world that can be walked in: what `rung play` shows.
 
-A visitor's intents become controls in the units of the data. What is not asked for is at rest; roll and pitch, which
-are angles and not moves, are kept by the walk. Every channel is held inside the range of the training data, since
-outside of it the model has never been asked anything. Who follows a recording gets its controls as they are.
+A visitor's intents become controls in the units of the data, held inside the range of the training data, since the
+model knows nothing outside of it. What is not asked for is at rest; roll and pitch, which are angles and not moves, are
+kept by the walk. Who follows a recording gets its controls as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 from rung.data.store import Store
 from rung.errors import UserError
-from rung.recipe import Draw, View
+from rung.random import Draw
+from rung.recipe import View
 from rung.recipes.world.config import Scale
 from rung.recipes.world.dream import Dreamer
 from rung.recipes.world.memory import Memory, push, recall, span, to_frame
@@ -44,7 +45,7 @@ class WorldPlayer:
         past = span(scales)
         self.places = [r for r in store.index if r["length"] > past]  # (a walk needs a full memory to begin with)
         if not self.places:
-            raise UserError(f"{store.path} has no stretch of {past + 1} frames to begin a walk in")
+            raise UserError(f"{store.path} has no stretch of {past + 1} frames to begin a walk in", code="too-few")
         self.past = past
 
     def about(self) -> dict[str, Any]:
@@ -73,11 +74,15 @@ class WorldPlayer:
 
     def walk(self, place: int, offset: int = 0) -> WorldWalk:
         if not 0 <= place < len(self.places):
-            raise UserError(f"place {place} does not exist; there are {len(self.places)}, counted from 0")
+            raise UserError(
+                f"place {place} does not exist; there are {len(self.places)}, counted from 0", code="no-place"
+            )
         record = self.places[place]
         num_steps = record["length"] - self.past
         if not 0 <= offset <= num_steps:
-            raise UserError(f"offset {offset} is outside of this place; it has {num_steps} recorded steps")
+            raise UserError(
+                f"offset {offset} is outside of this place; it has {num_steps} recorded steps", code="bad-range"
+            )
         begin = record["start"] + self.past + offset
         return WorldWalk(self, begin, record["start"] + record["length"])
 
@@ -91,7 +96,7 @@ class WorldWalk:
         self._memory: Memory = recall(frames[None].to(player.device), player.scales)
         self._num_steps = 0  # made so far: each has its own noise
         self._is_on_path = True
-        # Angles are no moves: from poses they stand among the controls all the same, as the walk has brought them.
+        # Angles are no moves: from poses they are among the controls all the same, as the walk has left them.
         self._angles = {name: player.angle(name, begin - 1) for name in ("roll", "pitch")} if player.has_poses else {}
 
     def step(self, intent: Mapping[str, float]) -> View:
@@ -127,7 +132,9 @@ class WorldWalk:
         draw = Draw(player.seed, -1, np.array([0]))
         signal = player.dreamer.make(self._memory, controls, draw, self._num_steps)
         if not torch.isfinite(signal).all():
-            raise UserError("the model made a frame that is not finite; play an earlier save with --at")
+            raise UserError(
+                "the model made a frame that is not finite; play an earlier save with --at", code="not-finite"
+            )
         frame = to_frame(signal)
         self._memory = push(self._memory, frame)
         self._num_steps += 1

@@ -9,10 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rung.errors import DataError
-from rung.recipe import Batch, Draw, Exported, Input, Objective, Part, Player, Recipe, Report, Sample, Stream, key_of
+from rung.random import Draw, key_of
+from rung.recipe import (
+    Batch,
+    Compile,
+    Exported,
+    Exports,
+    Identity,
+    Input,
+    Objective,
+    ParameterGroup,
+    Part,
+    Player,
+    Plays,
+    Prepares,
+    Recipe,
+    Report,
+    Reports,
+    Sample,
+    Stream,
+)
 from rung.recipes.world import config as keys
 
 if TYPE_CHECKING:
@@ -25,7 +44,7 @@ if TYPE_CHECKING:
 SIZE = ("base_dataset_name", "width", "height")  # a store serves every size its frames can be halved to
 
 
-class World(Recipe):
+class World(Recipe, Prepares, Reports, Exports, Plays):
     Config = keys.Config
     cfg: keys.Config
 
@@ -45,38 +64,35 @@ class World(Recipe):
         path = place(self.cfg.dataset.base_dataset_name)
         if not path.exists():
             raise DataError(
-                f"no data at {path}; prepare it with `rung data world`, or name another with dataset.base_dataset_name"
+                f"no data at {path}; prepare it with `rung data world`, or name another with dataset.base_dataset_name",
+                code="no-data",
             )
         store = Store.open(path, kind="world")
-        self._check_settings(store)
-        return store
-
-    def _check_settings(self, store: Store) -> None:
-        """A key of preparation that is set and differs from how the data was prepared would silently do nothing."""
+        # A key of preparation that is set and differs from how the data was prepared would silently do nothing.
         prepared = store.info["settings"]
         for field in fields(keys.Dataset):
             asked, was = getattr(self.cfg.dataset, field.name), prepared.get(field.name)
             usual = field.default_factory() if callable(field.default_factory) else field.default
-            if field.name in SIZE or field.name not in prepared or asked in (usual, was):
-                continue
-            raise DataError(
-                f"dataset.{field.name}={asked}, but {store.path} was prepared with {was}; prepare it again with "
-                "`rung data world --replace`, or leave the key out"
-            )
+            if field.name not in SIZE and field.name in prepared and asked not in (usual, was):
+                raise DataError(
+                    f"dataset.{field.name}={asked}, but {path} was prepared with {was}; prepare it again with "
+                    "`rung data world --replace`, or leave the key out",
+                    code="data-mismatch",
+                )
+        return store
 
-    def streams(self) -> Mapping[str, Stream]:
+    def streams(self, split: str | None = None) -> Mapping[str, Stream]:
         from rung.recipes.world.stream import Moments
 
-        length = self._curriculum.length if self._curriculum is not None else lambda step: 1
-        train = Moments(self.store, "train", self.scales, length)
-        if self._curriculum is not None:
-            train.targets_per_row = self._curriculum.mean_length
-        if "validation" not in self.store.splits:
-            return {"train": train}
-        return {"train": train, **self.held_out("validation")}
-
-    def held_out(self, split: str) -> Mapping[str, Stream]:
-        from rung.recipes.world.stream import Moments
+        streams: dict[str, Stream] = {}
+        if split is None:
+            length = self._curriculum.length if self._curriculum is not None else lambda step: 1
+            streams["train"] = Moments(self.store, "train", self.scales, length)
+            if self._curriculum is not None:
+                streams["train"].targets_per_row = self._curriculum.mean_length
+            if "validation" not in self.store.splits:
+                return streams
+            split = "validation"
 
         horizon, wanted = self.cfg.evaluation.horizon, self.cfg.evaluation.num_rollouts
         next_frames = Moments(self.store, split, self.scales)
@@ -84,8 +100,8 @@ class World(Recipe):
         every = max(1, next_frames.num_rows // wanted) if wanted else horizon
         rollouts = Moments(self.store, split, self.scales, lambda step: horizon, every)
         if self._is_closed:  # the first set chooses the best save, and this stage is trained for rollouts
-            return {"rollout": rollouts, split: next_frames}
-        return {split: next_frames, "rollout": rollouts}
+            return streams | {"rollout": rollouts, split: next_frames}
+        return streams | {split: next_frames, "rollout": rollouts}
 
     def model(self) -> nn.Module:
         import torch
@@ -109,26 +125,18 @@ class World(Recipe):
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         from rung.recipes.world.losses import DiscriminatorLoss, GeneratorLoss
 
-        world, adversarial = cast("Networks", model), self.cfg.adversarial
-        dreamer = self._dreamer(model)
-        generator = GeneratorLoss(dreamer, adversarial, self._is_closed)
-        discriminator = DiscriminatorLoss(dreamer, adversarial)
-        objectives = [
-            Objective("generator", list(world.generator.parameters()), generator, modules=[world.generator]),
-            Objective(
-                "discriminator",
-                list(world.discriminator.parameters()),
-                discriminator,
-                every=adversarial.every,
-                lr_scale=adversarial.lr_scale,
-                betas=(adversarial.beta1, 0.999),
-                modules=[world.generator],  # not the discriminator: R1 differentiates it twice
-            ),
-        ]
-        if adversarial.weight:
-            return objectives
+        world, cfg, dreamer = cast("Networks", model), self.cfg.adversarial, self._dreamer(model)
+        in_place = Compile([world.generator])  # not the discriminator: R1 differentiates it twice
+        group = ParameterGroup("generator", world.generator.parameters())
+        generator = Objective("generator", [group], GeneratorLoss(dreamer, cfg, self._is_closed), compile=in_place)
+        betas = (cfg.beta1, 0.999)
+        group = ParameterGroup("discriminator", world.discriminator.parameters(), lr_scale=cfg.lr_scale, betas=betas)
+        loss = DiscriminatorLoss(dreamer, cfg)
+        discriminator = Objective("discriminator", [group], loss, every=cfg.every, compile=in_place)
+        if cfg.weight:
+            return [generator, discriminator]
         world.discriminator.requires_grad_(False)  # nobody trains it
-        return objectives[:1]
+        return [generator]
 
     def _dreamer(self, model: nn.Module) -> Dreamer:
         from rung.recipes.world.dream import Dreamer
@@ -154,18 +162,18 @@ class World(Recipe):
             for intent, (channel, sign) in info["intents"].items()
         }
 
-    def definition(self) -> Mapping[str, Any]:
-        return {"loss": "L1 of the next frame, colours in [-1, 1]", "mask": "none"}
-
-    def identity(self) -> Mapping[str, Any]:
-        return {"controls": self.store.info["controls"], "memory": self.cfg.model.memory}
+    def identity(self) -> Identity:
+        return Identity(
+            {"controls": self.store.info["controls"], "memory": self.cfg.model.memory},
+            {"loss": "L1 of the next frame, colours in [-1, 1]", "mask": "none"},
+        )
 
     def inputs(self) -> Sequence[Input]:
         levels = [f"memory_{i}" for i in range(len(self.scales))]
         return [Input("controls", ["controls"]), Input("memory", levels), Input("long_memory", levels[1:])]
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
-        from rung.recipes.world.samples import samples
+        from rung.recipes.world.pictures import samples
 
         num_rows, num_frames = self._sampling
         return samples(self._dreamer(model), self.store, self.scales, num_rows, num_frames, draw)
@@ -176,13 +184,20 @@ class World(Recipe):
         return WorldPlayer(self._dreamer(model), self.store, self.scales, self.intents, self.seed)
 
     def export(self, model: nn.Module) -> Exported:
-        from rung.recipes.world.export import exported
+        from rung.recipes.world.dream import exported
 
         return exported(cast("Networks", model), self.scales, self.store.info["controls"])
 
     @classmethod
     def prepare(
-        cls, cfg: keys.Config, seed: int, source: Path | None, name: str | None, replace: bool, report: Report
+        cls,
+        cfg: keys.Config,
+        seed: int,
+        source: Path | None,
+        name: str | None,
+        replace: bool,
+        report: Report,
+        device: str = "auto",
     ) -> tuple[Path, str]:
         from rung.data.store import place
         from rung.recipes.world.data import prepare
@@ -206,23 +221,15 @@ class Curriculum:
     """
 
     def __init__(self, cfg: keys.ClosedLoop, seed: int) -> None:
-        self._start, self._steps, self._rise, self._share = cfg.start, cfg.steps, cfg.rise, cfg.share
+        self._start, self._steps, self._rise, self._share = min(cfg.start, cfg.steps), cfg.steps, cfg.rise, cfg.share
         self._seed = seed
-
-    @property
-    def mean_length(self) -> float:
-        """Frames that count in a row, on average over steps at the end of the curriculum."""
-        return 1 + self._share * self._steps
+        self.mean_length = 1 + cfg.share * cfg.steps  # frames that count in a row, on average at the end
 
     def mean(self, step: int) -> float:
         """Frames of its own that a step which rolls out makes, on average."""
         grown = min(1.0, step / self._rise) if self._rise else 1.0
-        return min(self._start, self._steps) + (self._steps - min(self._start, self._steps)) * grown
+        return self._start + (self._steps - self._start) * grown
 
     def length(self, step: int) -> int:
-        if step < 0 or self._chance(step, "rolls") >= self._share:
-            return 1
-        return 1 + int(self.mean(step) + self._chance(step, "longer"))
-
-    def _chance(self, step: int, name: str) -> float:
-        return key_of(self._seed, step, "curriculum", name) / 2.0**63
+        rolls, longer = (key_of(self._seed, step, "curriculum", name) / 2.0**63 for name in ("rolls", "longer"))
+        return 1 if step < 0 or rolls >= self._share else 1 + int(self.mean(step) + longer)

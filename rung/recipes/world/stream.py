@@ -1,11 +1,8 @@
 """Rows of a world: what is remembered before a moment, and the frames and controls that follow.
 
-A row is a moment s of a record with a full memory before it. It holds the memory of the frames before s, and the
-`length` frames from s on, each with the control that led to it; frames past the end of the record are not valid. So a
-row never crosses an episode or a split, and with length 1 it is plain next-frame prediction.
-
-Frames lie on disk at every size a memory may want, so gathering a row is a few plain copies and the pyramid costs
-nothing. They travel as uint8.
+A row is a moment of a record with a full memory before it, and the `length` frames from there on, each with the control
+that led to it; frames past the end of the record are not valid. So a row never crosses an episode or a split. Frames
+lie on disk at every size a memory may want: gathering is a few plain copies.
 """
 
 from __future__ import annotations
@@ -18,7 +15,8 @@ import torch
 from rung.data.buffers import empty
 from rung.data.store import Store
 from rung.errors import DataError
-from rung.recipe import Arrays, Draw, Stream
+from rung.random import Draw
+from rung.recipe import Arrays, Stream
 from rung.recipes.world.config import Scale
 from rung.recipes.world.memory import factors, shrink, span
 
@@ -27,7 +25,7 @@ MOST_TRIVIAL = 2000
 
 class Moments(Stream):
     """Rows {memory_0.. (n, h, w, 3) finest first, frames (length, H, W, 3), controls (length, C), valid (length,)} and
-    other_controls (C,), those of another moment, for whoever asks what difference the right ones make.
+    other_controls (C,), those of another moment, to measure what difference the right ones make.
 
     `length` is a function of the draw's step, so that a curriculum is as replayable as everything else.
     """
@@ -52,7 +50,8 @@ class Moments(Stream):
         if not self.num_rows:
             raise DataError(
                 f"split {split!r} of {store.path} has no stretch of {past + 1} frames, and model.memory takes {past} "
-                "before each prediction; give longer episodes, or a shorter memory"
+                "before each prediction; give longer episodes, or a shorter memory",
+                code="too-few",
             )
         self.length = length
         remembered = ",".join(f"{s.frames}@{s.width}x{s.height}" for s in scales)
@@ -66,11 +65,13 @@ class Moments(Stream):
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
         first, length = self._moments[ids], self.length(draw.step)
         arrays = {f"memory_{i}": stretches(level, first - n, n) for i, (level, n) in enumerate(self._levels)}
-        steps = first[:, None] + np.arange(length)
-        last = self._ends[ids][:, None] - 1
-        kept = np.minimum(steps, last)
-        arrays["frames"] = self._ahead(first, length, self._ends[ids])
-        arrays["controls"] = self._controls[kept]
+        end, steps = self._ends[ids], first[:, None] + np.arange(length)
+        last = end[:, None] - 1
+        arrays["frames"] = frames = empty((len(first), length, *self._frames.shape[1:]))
+        for row, start, stop in zip(frames, first.tolist(), np.minimum(first + length, end).tolist()):
+            row[: stop - start] = self._frames[start:stop]
+            row[stop - start :] = self._frames[stop - 1]  # past the end of its record the last frame stands still
+        arrays["controls"] = self._controls[np.minimum(steps, last)]
         arrays["valid"] = (steps <= last).astype(np.float32)
         # Not of a neighbour in the batch: then it would depend on how the batch was cut.
         other = (ids + 1 + draw.integers("other", max(1, self.num_rows - 1))) % self.num_rows
@@ -89,14 +90,6 @@ class Moments(Stream):
             meant += float(np.abs(frame - shown).mean())
         return {"persistence": copied / len(chosen) / 127.5, "mean_frame": meant / len(chosen) / 127.5}
 
-    def _ahead(self, first: np.ndarray, length: int, end: np.ndarray) -> np.ndarray:
-        """The frames from each moment on; past the end of its record the last one stands still."""
-        frames = empty((len(first), length, *self._frames.shape[1:]))
-        for row, start, stop in zip(frames, first.tolist(), np.minimum(first + length, end).tolist()):
-            row[: stop - start] = self._frames[start:stop]
-            row[stop - start :] = self._frames[stop - 1]
-        return frames
-
 
 def stretches(frames: np.ndarray, starts: np.ndarray, num_frames: int) -> np.ndarray:
     """(rows, num_frames, H, W, 3): from each start so many frames. One plain copy a row: an index of numpy's, or its
@@ -114,18 +107,21 @@ def array_of(divisor: int) -> str:
 
 def divisor_of(store: Store, scales: Sequence[Scale]) -> int:
     """By how much stored frames are larger than those of the model."""
-    height, width = store.info["height"], store.info["width"]
+    height, width, found = store.info["height"], store.info["width"], store.info["divisors"]
     finest = scales[0]
     divisor = width // finest.width
-    wanted = [divisor * factor for factor in factors(scales)]
-    if (finest.width * divisor, finest.height * divisor) != (width, height) or wanted[0] not in store.info["divisors"]:
-        sizes = ", ".join(f"{width // d}x{height // d}" for d in store.info["divisors"])
+    if (finest.width * divisor, finest.height * divisor) != (width, height) or divisor not in found:
+        sizes = ", ".join(f"{width // d}x{height // d}" for d in found)
         raise DataError(
-            f"model.memory wants frames of {finest.width}x{finest.height}, {store.path} has {sizes}; choose one "
-            f"of these, or prepare with dataset.width={finest.width} dataset.height={finest.height}"
+            f"model.memory needs frames of {finest.width}x{finest.height}, {store.path} has {sizes}; choose one "
+            f"of these, or prepare with dataset.width={finest.width} dataset.height={finest.height}",
+            code="size-mismatch",
         )
-    missing = [d for d in wanted if d not in store.info["divisors"]]
+    missing = [divisor * factor for factor in factors(scales) if divisor * factor not in found]
     if missing:
         sizes = ", ".join(f"{width / d:g}x{height / d:g}" for d in missing)
-        raise DataError(f"model.memory wants frames of {sizes}, which {width}x{height} cannot be halved to")
+        raise DataError(
+            f"model.memory needs frames of {sizes}, but {width}x{height} cannot be halved to that",
+            code="size-mismatch",
+        )
     return divisor

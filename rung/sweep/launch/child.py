@@ -1,11 +1,9 @@
-"""A point's command as the child of a process that an engine placed on some node.
+"""Runs a point's command as the child of a process that an engine placed on some node.
 
-It has the working folder, the Python path and the RUNG_ variables of the driver, and otherwise the environment that it
-finds: nothing is installed for it. It stops with the process that started it, however that ends, so that a lost node
-leaves no orphan that trains on. What the command does and what its exit codes mean is left to rung.sweep.point.
-
-The surprising thing: the child does not hear SIGUSR2. SLURM sends it to every process of a job before the time is up,
-and whoever does not catch it dies of it; the parent catches it, and tells the child by SIGTERM.
+The child gets the working folder, the Python path and the RUNG_ variables of the driver, and otherwise the environment
+of the node. It stops with the process that started it, however that ends, so a lost node leaves no orphan that trains
+on. It ignores SIGUSR2, which SLURM sends to every process of a job before its time is up; the parent catches that
+signal and sends the child SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +46,13 @@ class Child:
                     "--runs on such a folder."
                 )
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        tie = dies_with_parent()
+
+        def between_fork_and_exec() -> None:
+            if tie is not None:
+                tie()
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
         return subprocess.Popen(
             self.command,
             cwd=self.cwd,
@@ -57,17 +61,5 @@ class Child:
             stdout=subprocess.DEVNULL,  # the point keeps its own log
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_before(),
+            preexec_fn=between_fork_and_exec,
         )
-
-
-def _before() -> Callable[[], None]:
-    """What the child does between fork and exec."""
-    tie = dies_with_parent()
-
-    def prepare() -> None:
-        if tie is not None:
-            tie()
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-    return prepare

@@ -1,11 +1,9 @@
-"""Points on this machine: as many at a time as there are slots, in the order of the plan.
+"""Runs points on this machine: as many at a time as there are slots, in the order of the plan.
 
-A slot is a share of the CPUs, or one GPU for each rank. A point that another process works on is left to it, and looked
-at again when nothing else is to be done. Ctrl-C tells every point to save and stop, and waits for it; a second one does
-not let them save.
-
-The surprising thing: points do not belong to the terminal's process group. Ctrl-C reaches this process alone, which
-tells each point once; a training that heard of it twice would not save.
+A slot is a share of the CPUs, or one GPU for each rank. Points that another process works on are checked again when
+nothing else is left to do. Ctrl-C asks every point to save and stop, and waits; a second one does not let them save.
+Points are not in the terminal's process group: Ctrl-C must reach each training once, because at a second signal it
+would not save.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple
 from rung.errors import ConfigError
 from rung.runs.files import refused
 from rung.sweep import state
-from rung.sweep.launch import Told
+from rung.sweep.launch import ReportState
 from rung.sweep.launch.needs import whole
 from rung.sweep.point import FINISHED, INTERRUPTED, STOPPED, command_of, dies_with_parent
 from rung.sweep.space import Point, Sweep
@@ -42,7 +40,7 @@ class Slot(NamedTuple):
     env: dict[str, str]
 
 
-class Going(NamedTuple):
+class RunningPoint(NamedTuple):
     """A point that is being worked on."""
 
     point: Point
@@ -51,26 +49,37 @@ class Going(NamedTuple):
 
 
 @dataclass
-class Local:
+class LocalLauncher:
     """The launcher of this machine."""
 
     slots: list[Slot]
 
     @classmethod
-    def of(cls, sweep: Sweep) -> Local:
+    def of(cls, sweep: Sweep) -> LocalLauncher:
         """As many slots as the sweep file asks for, or as the machine has room for."""
         threads = whole(sweep, "threads", 1)
         env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         gpus = sweep.launch.get("gpus")
         if gpus:
-            return cls(_gpu_slots(sweep, gpus, env))
+            if not isinstance(gpus, list) or not all(isinstance(one, int | str) for one in gpus):
+                message = f"launch: gpus={one_line(gpus)} must be a list of GPUs of this machine, such as [0, 1]."
+                raise ConfigError(message, code="bad-value")
+            if len(set(map(str, gpus))) < len(gpus):
+                message = f"launch: gpus={one_line(gpus)} names a GPU twice; each takes one point at a time."
+                raise ConfigError(message, code="bad-value")
+            if len(gpus) < sweep.ranks:
+                message = f"launch: a run of ranks={sweep.ranks} needs as many GPUs, and gpus names {len(gpus)}."
+                raise ConfigError(message, code="too-few")
+            groups = [gpus[i : i + sweep.ranks] for i in range(0, len(gpus) - sweep.ranks + 1, sweep.ranks)]
+            names = [",".join(map(str, group)) for group in groups]
+            return cls([Slot(f"gpu {name}", {**env, "CUDA_VISIBLE_DEVICES": name}) for name in names])
         wanted = sweep.launch.get("slots")
         room = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         num = max(1, room // (threads * sweep.ranks)) if wanted in (None, "auto") else whole(sweep, "slots", 1)
         return cls([Slot(f"slot {i}", env) for i in range(num)])
 
-    def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
-        work = _Work(sweep, told, list(points), list(self.slots))
+    def run(self, sweep: Sweep, points: Sequence[Point], report: ReportState) -> None:
+        work = _Scheduler(sweep, report, list(points), list(self.slots))
         with work.listening():
             try:
                 while work.is_left():
@@ -80,26 +89,26 @@ class Local:
             except BaseException:
                 work.stop()
                 raise
-        if work.is_interrupted:
+        if work.num_asked:
             raise KeyboardInterrupt
 
 
 @dataclass
-class _Work:
-    """The points that are waiting, and those that are going on."""
+class _Scheduler:
+    """The points that are waiting, and those that are running."""
 
     sweep: Sweep
-    told: Told
+    report: ReportState
     waiting: list[Point]
     free: list[Slot]
-    going: list[Going] = field(default_factory=list)
+    going: list[RunningPoint] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     held: dict[str, float] = field(default_factory=dict)  # key -> when to look again at what another process holds
     num_asked: int = 0
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Turns the signals that stop us into a wish that the points are told of."""
+        """Turns the signals that stop us into a stop request for the points."""
         before: dict[int, Any] = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before[number] = signal.signal(number, self._ask)
@@ -122,12 +131,8 @@ class _Work:
         for one in self.going:
             one.child.send_signal(number)
 
-    @property
-    def is_interrupted(self) -> bool:
-        return self.num_asked > 0
-
     def may_start(self) -> bool:
-        return not self.is_interrupted and not state.is_asked_to_stop(self.sweep)
+        return not self.num_asked and not state.is_asked_to_stop(self.sweep)
 
     def is_left(self) -> bool:
         return bool(self.going) or (bool(self.waiting) and self.may_start())
@@ -141,9 +146,21 @@ class _Work:
                 continue
             slot = self.free.pop(0)
             self.waiting.remove(point)
-            self.going.append(Going(point, slot, _started(self.sweep, point, slot)))
-            self.told(point.key, "running", slot.name)
-            if self.is_interrupted:  # between the look and the start
+            try:
+                child = subprocess.Popen(
+                    command_of(self.sweep, point),
+                    env={**os.environ, **slot.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # what it prints lies in the log, and what came of it in the claim
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=dies_with_parent(),
+                )
+            except OSError as error:
+                raise refused(f"a process for point {point.key}", error) from error
+            self.going.append(RunningPoint(point, slot, child))
+            self.report(point.key, "running", slot.name)
+            if self.num_asked:  # between the look and the start
                 self.going[-1].child.send_signal(signal.SIGTERM)
 
     def _is_ours(self, point: Point) -> bool:
@@ -155,11 +172,11 @@ class _Work:
         if claim is None or not claim.is_held:
             if point.key in self.held and claim is not None and claim.outcome in ("finished", "failed"):
                 self.waiting.remove(point)
-                self.told(point.key, claim.outcome, claim.text or claim.where)
+                self.report(point.key, claim.outcome, claim.text or claim.where)
                 return False
             return True
         if point.key not in self.held:
-            self.told(point.key, "running", claim.where)
+            self.report(point.key, "running", claim.where)
         self.held[point.key] = now + LOOK_S
         return False
 
@@ -167,57 +184,29 @@ class _Work:
         """Takes note of the points that have ended."""
         for one in list(self.going):
             code = one.child.poll()
-            if code is not None:
-                self.going.remove(one)
-                self.free.append(one.slot)
-                self._ended(one.point, code)
-
-    def _ended(self, point: Point, code: int) -> None:
-        claim = state.last_claim(self.sweep, point.key)
-        if code == FINISHED:
-            self.told(point.key, "finished", "")
-        elif code == STOPPED or (code in INTERRUPTED and self.is_interrupted):
-            self.told(point.key, "stopped", "")
-            self.waiting.insert(0, point)
-        elif code < 0:
-            self.lost[point.key] += 1
-            is_again = self.lost[point.key] <= MOST_LOST
-            name = signal.Signals(-code).name
-            self.told(point.key, "lost" if is_again else "failed", f"its process was ended by {name}")
-            if is_again:
+            if code is None:
+                continue
+            self.going.remove(one)
+            self.free.append(one.slot)
+            point, key = one.point, one.point.key
+            if code == FINISHED:
+                self.report(key, "finished", "")
+            elif code == STOPPED or (code in INTERRUPTED and self.num_asked):
+                self.report(key, "stopped", "")
                 self.waiting.insert(0, point)
-        else:
-            self.told(point.key, "failed", claim.text if claim is not None and claim.outcome else f"exit code {code}")
+            elif code < 0:
+                self.lost[key] += 1
+                is_again = self.lost[key] <= MOST_LOST
+                name = signal.Signals(-code).name
+                self.report(key, "lost" if is_again else "failed", f"its process was ended by {name}")
+                if is_again:
+                    self.waiting.insert(0, point)
+            else:
+                claim = state.last_claim(self.sweep, key)
+                self.report(key, "failed", claim.text if claim is not None and claim.outcome else f"exit code {code}")
 
     def stop(self) -> None:
         """After an error of our own: tells the points to save, and waits for them."""
         self._signal(signal.SIGTERM)
         for one in self.going:
             one.child.wait()
-
-
-def _started(sweep: Sweep, point: Point, slot: Slot) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command_of(sweep, point),
-            env={**os.environ, **slot.env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # what it prints lies in the log, and what came of it in the claim
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=dies_with_parent(),
-        )
-    except OSError as error:
-        raise refused(f"a process for point {point.key}", error) from error
-
-
-def _gpu_slots(sweep: Sweep, gpus: Any, env: dict[str, str]) -> list[Slot]:
-    if not isinstance(gpus, list) or not all(isinstance(one, int | str) for one in gpus):
-        raise ConfigError(f"launch: gpus={one_line(gpus)} must be a list of GPUs of this machine, such as [0, 1].")
-    if len(set(map(str, gpus))) < len(gpus):
-        raise ConfigError(f"launch: gpus={one_line(gpus)} names a GPU twice; each takes one point at a time.")
-    if len(gpus) < sweep.ranks:
-        raise ConfigError(f"launch: a run of ranks={sweep.ranks} needs as many GPUs, and gpus names {len(gpus)}.")
-    groups = [gpus[i : i + sweep.ranks] for i in range(0, len(gpus) - sweep.ranks + 1, sweep.ranks)]
-    named = [",".join(map(str, group)) for group in groups]
-    return [Slot(f"gpu {name}", {**env, "CUDA_VISIBLE_DEVICES": name}) for name in named]

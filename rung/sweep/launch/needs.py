@@ -70,4 +70,4 @@ def table(sweep: Sweep, name: str) -> dict[str, Any]:
 
 def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
     shown = repr(one_line(value)) if isinstance(value, str) else one_line(value)
-    return ConfigError(f"launch: {name}={shown} must be {wanted}; change it in the sweep file.")
+    return ConfigError(f"launch: {name}={shown} must be {wanted}; change it in the sweep file.", code="bad-value")

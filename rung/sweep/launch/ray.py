@@ -1,11 +1,8 @@
 """Sweeps on Ray: each point's command is a task, placed wherever the cluster has room for it.
 
-A point that was on a lost node, or whose worker was killed, is placed again and goes on from its checkpoint. Ctrl-C
-tells every training to save and stop, and waits for it. A training over several processes stays on one node, under
-torchrun. What a point does is left to rung.sweep.point; nodes, storage and packages are as they are found.
-
-The surprising thing: Ray does not retry anything here, the driver does. It then knows that a point was lost and can
-say so, and what was lost too often is given up.
+A point that was on a lost node, or whose worker was killed, is placed again and continues from its checkpoint; one that
+is lost too often is given up. The driver does these retries, not Ray, so that it can report them. Ctrl-C asks every
+training to save and stop, and waits. A training over several processes stays on one node, under torchrun.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from rung.errors import ConfigError, RunError, UserError
-from rung.sweep.launch import Told
+from rung.sweep.launch import ReportState
 from rung.sweep.launch.child import Child
 from rung.sweep.launch.needs import Needs, table
 from rung.sweep.point import FINISHED, STOPPED
@@ -43,29 +40,38 @@ REACH_S = 10.0
 STORE_BYTES = 80 * 2**20  # nothing but exit codes travels through Ray
 
 
-class OnRay:
+class RayLauncher:
     """address: `auto`, `host:port` and `ray://host:port` join a cluster, and so does None where RAY_ADDRESS names one;
     otherwise one is started here, for as long as the sweep takes."""
 
     def __init__(self, address: str | None = None) -> None:
         self.address = address
 
-    def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
-        ray = _ray()
+    def run(self, sweep: Sweep, points: Sequence[Point], report: ReportState) -> None:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        try:
+            import ray
+        except ImportError:
+            message = "--on ray needs the package ray: pip install 'rung[ray]'"
+            raise UserError(message, code="not-installed") from None
         wanted = _resources(sweep)
         children = [(point, Child.of(sweep, point)) for point in points]
         with _cluster(ray, self.address) as is_own:
             lack = _lack(ray.nodes(), wanted)
             if lack and is_own:
-                raise UserError(f"{lack}; ask for less under `launch`, or join a larger cluster: --on ray://HOST:PORT.")
+                message = f"{lack}; ask for less under `launch`, or join a larger cluster: --on ray://HOST:PORT."
+                raise UserError(message, code="too-large")
             own = {f"num_{name.lower()}s": wanted.pop(name) for name in ("CPU", "GPU")}
             task = ray.remote(max_retries=0, memory=wanted.pop("memory"), resources=wanted, **own)(run_point)
             with _heeding():
-                _Placing(ray, task, sweep, told, lack).run(children)
+                _Placement(ray, task, sweep, report, lack).run(children)
 
 
 def run_point(child: Child, sign: str) -> int | str:
     """On a node: starts a point, passes on what stops it, and returns its exit code, or why it cannot start here."""
+    # Ray cancels by an interrupt, which does nothing in workers of a cluster that was started with it ignored (nohup).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = child.start()
     except OSError as error:
@@ -87,11 +93,11 @@ def run_point(child: Child, sign: str) -> int | str:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Placing:
+class _Placement:
     """Points on their way through a cluster. A file in `signs` says that a task runs, and where."""
 
-    def __init__(self, ray: Any, task: Any, sweep: Sweep, told: Told, lack: str) -> None:
-        self._ray, self._task, self._sweep, self._told, self._lack = ray, task, sweep, told, lack
+    def __init__(self, ray: Any, task: Any, sweep: Sweep, report: ReportState, lack: str) -> None:
+        self._ray, self._task, self._sweep, self._report, self._lack = ray, task, sweep, report, lack
         self._signs = sweep.folder / "ray"
         self._going: dict[Any, tuple[Point, Child, Path]] = {}
         self._where: dict[str, str] = {}  # key -> node, of those that are known to run
@@ -103,7 +109,7 @@ class _Placing:
             for point, child in children:
                 self._place(point, child)
             while self._going:
-                self._look(self._go_on)
+                self._look(self._restart)
         except BaseException:
             self._stop()
             raise
@@ -112,43 +118,42 @@ class _Placing:
         sign = self._signs / f"{point.key}.{uuid.uuid4().hex[:8]}"
         self._starts[point.key] += 1
         self._going[self._task.remote(child, str(sign))] = point, child, sign
-        self._told(point.key, "waiting", self._lack)
+        self._report(point.key, "waiting", self._lack)
 
     def _look(self, after: Callable[[Point, Child, Any], object]) -> None:
-        """Waits a moment for news."""
+        """Waits a moment, and calls `after` with the end of each task: an exit code, a sentence of run_point, or what
+        Ray says of a task that was lost."""
         done, _ = self._ray.wait(list(self._going), timeout=POLL_S)
         there = set(os.listdir(self._signs))
         for point, _, sign in self._going.values():
             if sign.name in there and point.key not in self._where:
                 self._where[point.key] = sign.read_text("utf-8")
-                self._told(point.key, "running", self._where[point.key])
+                self._report(point.key, "running", self._where[point.key])
         for task in done:
             point, child, sign = self._going.pop(task)
             sign.unlink(missing_ok=True)
-            after(point, child, self._end_of(task))
+            try:
+                end = self._ray.get(task)
+            except self._ray.exceptions.TaskCancelledError:
+                end = STOPPED
+            except self._ray.exceptions.RayTaskError:
+                raise  # a fault of run_point, which is ours
+            except self._ray.exceptions.RayError as error:
+                end = error
+            after(point, child, end)
             self._where.pop(point.key, None)
 
-    def _end_of(self, task: Any) -> Any:
-        """An exit code, a sentence of run_point, or what Ray says of a task that was lost."""
-        try:
-            return self._ray.get(task)
-        except self._ray.exceptions.TaskCancelledError:
-            return STOPPED
-        except self._ray.exceptions.RayTaskError:
-            raise  # a fault of run_point, which is ours
-        except self._ray.exceptions.RayError as error:
-            return error
-
-    def _go_on(self, point: Point, child: Child, end: Any) -> None:
+    def _restart(self, point: Point, child: Child, end: Any) -> None:
+        """Reports how a point ended, and places it again where it was stopped or lost."""
         if isinstance(end, str):
-            raise RunError(end)
+            raise RunError(end, code="no-folder")
         state = self._tell(point, child, end)
         if state in ("stopped", "lost") and not is_asked_to_stop(self._sweep):
             self._where.pop(point.key, None)
             if self._starts[point.key] < MOST_STARTS:
                 self._place(point, child)
             else:
-                self._told(point.key, "failed", f"{state} {MOST_STARTS} times")
+                self._report(point.key, "failed", f"{state} {MOST_STARTS} times")
 
     def _tell(self, point: Point, child: Child, end: Any) -> str:
         where = self._where.get(point.key, "")
@@ -162,7 +167,7 @@ class _Placing:
         else:
             claim = last_claim(self._sweep, point.key)
             state, where = "failed", (claim.text if claim else "") or where
-        self._told(point.key, state, where)
+        self._report(point.key, state, where)
         return state
 
     def _stop(self) -> None:
@@ -171,16 +176,6 @@ class _Placing:
             self._ray.cancel(task)
         while self._going:
             self._look(self._tell)
-
-
-def _ray() -> Any:
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--on ray needs the package ray: pip install 'rung[ray]'") from None
-    return ray
 
 
 @contextlib.contextmanager
@@ -193,15 +188,16 @@ def _cluster(ray: Any, address: str | None) -> Iterator[bool]:
     is_own = address == "local"
     options = {"include_dashboard": False, "object_store_memory": STORE_BYTES} if is_own else {}
     try:
-        _reach(address)
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():  # where nobody listens, Ray itself would try for more than ten minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        said = one_line(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        reason = one_line(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        message = f"no Ray cluster answers at {one_line(address)}: {reason}; ask it with `ray status` on its head node."
         if is_own:
-            raise RunError(f"no Ray cluster could be started on this machine: {said}; try --on local.") from None
-        raise RunError(
-            f"no Ray cluster answers at {one_line(address)}: {said}; `ray status` on its head asks it."
-        ) from None
+            message = f"no Ray cluster could be started on this machine: {reason}; try --on local."
+        raise RunError(message, code="no-cluster") from None
     try:
         yield is_own
     finally:
@@ -227,14 +223,6 @@ def _heeding() -> Iterator[None]:
             signal.signal(heeded, handler)
 
 
-def _reach(address: str) -> None:
-    """Raises OSError where nobody listens. Ray itself would try for more than ten minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S):
-            pass
-
-
 def _resources(sweep: Sweep) -> dict[str, float]:
     """What a point takes, by Ray's names."""
     needs = Needs.of(sweep)
@@ -243,8 +231,9 @@ def _resources(sweep: Sweep) -> dict[str, float]:
     for name, value in more.items():
         if name in own or isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise ConfigError(
-                f"launch: resources: {one_line(name)}={one_line(value)} is no resource of your own with an amount, "
-                "such as {a100: 1}; CPUs, GPUs and memory are threads, gpus and mem_gb."
+                f"launch: resources: {one_line(name)}={one_line(value)} is not a custom resource with an amount, "
+                "such as {a100: 1}; CPUs, GPUs and memory are threads, gpus and mem_gb.",
+                code="bad-value",
             )
     return {**own, **more}
 

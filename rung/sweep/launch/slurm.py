@@ -1,12 +1,9 @@
 """Sweeps on SLURM: each point's command is one task of a job array, submitted through submitit.
 
-When SLURM takes a job's place away, because its time is up or somebody more important came, the training saves, the
-job goes back into the queue, and the next attempt goes on from the checkpoint. The driver only follows: Ctrl-C leaves
-the jobs where they are, and the same command attaches to those that are still in the queue. What a point does is left
-to rung.sweep.point.
-
-The surprising thing: how a job stands is asked of squeue and of the files that submitit leaves, and never of sacct,
-since many clusters, and every small one, keep no accounts.
+When SLURM stops a job, because its time is up or it is preempted, the training saves, the job is requeued, and the next
+attempt continues from the checkpoint. The driver only follows: Ctrl-C leaves the jobs alone, and the same command
+attaches to those still in the queue. Job states come from squeue and submitit's files, never from sacct: many clusters,
+and every small one, keep no accounts.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.errors import RunError, UserError
 from rung.runs.files import read_json, write_json
-from rung.sweep.launch import Told
+from rung.sweep.launch import ReportState
 from rung.sweep.launch.child import Child
 from rung.sweep.launch.needs import Needs, line, lines, table, whole
 from rung.sweep.plan import load
@@ -40,7 +37,7 @@ from rung.text import one_line
 POLL_S = 5.0
 LATE_S = 15.0  # a network disk may show the result of a job a while after the job is gone
 MOST_STARTS = 20  # of one point: something that is lost twenty times is not lost by chance
-MOST_REQUEUES = 1000  # for want of time; each attempt goes on where the last one saved
+MOST_REQUEUES = 1000  # for want of time; each attempt continues where the last one saved
 ARRAY_SIZE = 1000  # tasks of one job array; SLURM's own default allows so many
 TIME_MIN = 240
 SIGNAL_DELAY_S = 90
@@ -59,8 +56,13 @@ class PointTask:
     def __call__(self) -> int:
         self._process = self.child.start()
         code = self._process.wait()
-        job = _this_job()
-        if code == STOPPED and not is_asked_to_stop(load(Path(self.child.folder))) and _state(job) == "RUNNING":
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+        if (
+            code == STOPPED
+            and not is_asked_to_stop(load(Path(self.child.folder)))
+            and (_queue_if_it_answers() or {}).get(job, _GONE).state == "RUNNING"
+        ):
             # Somebody sent it SIGTERM. A job that was cancelled is no longer running, and is not to come back.
             subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
             raise SystemExit(STOPPED)  # leaves no result: this was not the end
@@ -86,15 +88,15 @@ class Job(NamedTuple):
     reason: str
 
 
-class OnSlurm:
+class SlurmLauncher:
     """Submits what is not in the queue already, and follows until nothing is left there."""
 
     def __init__(self, poll_s: float = POLL_S) -> None:
         self._poll_s = poll_s
 
-    def run(self, sweep: Sweep, points: Sequence[Point], told: Told) -> None:
+    def run(self, sweep: Sweep, points: Sequence[Point], report: ReportState) -> None:
         executor = _executor(sweep)
-        following = _Following(sweep, executor, told, points)
+        following = _JobTracker(sweep, executor, report, points)
         try:
             following.begin()
             while following.look():
@@ -103,15 +105,17 @@ class OnSlurm:
             raise KeyboardInterrupt(following.farewell()) from None
 
 
-class _Following:
+class _JobTracker:
     """Points and their jobs. Which job a point has is kept in slurm/jobs.json."""
 
-    def __init__(self, sweep: Sweep, executor: Any, told: Told, points: Sequence[Point]) -> None:
-        self._sweep, self._executor, self._told = sweep, executor, told
+    def __init__(self, sweep: Sweep, executor: Any, report: ReportState, points: Sequence[Point]) -> None:
+        self._sweep, self._executor, self._report = sweep, executor, report
         self._folder = sweep.folder / "slurm"
         self._points = {point.key: point for point in points}  # those that are not at their end
-        self._jobs: dict[str, str] = _kept(self._folder)
-        self._said: dict[str, tuple[str, str]] = {}
+        self._jobs: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # none yet, or damaged: all are submitted
+            self._jobs = {str(key): str(job) for key, job in read_json(self._folder / "jobs.json").items()}
+        self._reported: dict[str, tuple[str, str]] = {}
         self._starts: Counter[str] = Counter()
         self._missing_since: dict[str, float] = {}
 
@@ -121,7 +125,7 @@ class _Following:
         self._submit([key for key in self._points if key not in there])
 
     def look(self) -> bool:
-        """Tells what is new; False when nothing is going on or waiting."""
+        """Reports what is new; False when nothing is running or waiting."""
         queue = _queue_if_it_answers()
         again = []
         for key in list(self._points) if queue is not None else ():
@@ -143,11 +147,13 @@ class _Following:
         )
 
     def _end(self, key: str, job: Job) -> bool:
-        """Tells how a job ended; True where the point is to be started again."""
+        """Reports how a job ended; True where the point is to be started again."""
         outcome, value = _result(self._folder, self._jobs[key])
-        if outcome is None and job.state not in ("CANCELLED", *_IS_LOST) and self._is_late(key):
-            return False
-        state, where = self._told_end(key, job, outcome, value)
+        if outcome is None and job.state not in ("CANCELLED", *_IS_LOST):
+            since = self._missing_since.setdefault(key, time.monotonic())
+            if time.monotonic() - since < LATE_S:
+                return False
+        state, where = self._state_at_end(key, job, outcome, value)
         self._tell(key, state, where)
         is_again = state in ("stopped", "lost") and job.state != "CANCELLED" and not is_asked_to_stop(self._sweep)
         if is_again and self._starts[key] >= MOST_STARTS:
@@ -157,7 +163,7 @@ class _Following:
             del self._points[key]
         return is_again
 
-    def _told_end(self, key: str, job: Job, outcome: str | None, value: Any) -> tuple[str, str]:
+    def _state_at_end(self, key: str, job: Job, outcome: str | None, value: Any) -> tuple[str, str]:
         """State and where, of a job that is no longer in the queue."""
         where = f"job {self._jobs[key]}"
         if outcome == "success" and value == FINISHED:
@@ -178,14 +184,10 @@ class _Following:
         log = self._folder / f"{self._jobs[key]}_0_log.err"
         return "failed", f"{where} ended as {job.state.lower()} without a word; see {log}"
 
-    def _is_late(self, key: str) -> bool:
-        since = self._missing_since.setdefault(key, time.monotonic())
-        return time.monotonic() - since < LATE_S
-
     def _tell(self, key: str, state: str, where: str) -> None:
-        if self._said.get(key) != (state, where):
-            self._said[key] = state, where
-            self._told(key, state, where)
+        if self._reported.get(key) != (state, where):
+            self._reported[key] = state, where
+            self._report(key, state, where)
 
     def _submit(self, keys: Sequence[str]) -> None:
         import submitit
@@ -197,9 +199,10 @@ class _Following:
                 with contextlib.redirect_stderr(io.StringIO()):  # where submitit repeats all that sbatch says
                     jobs = self._executor.submit_array(tasks)
             except submitit.core.utils.FailedJobError as error:
-                said = re.findall(r"error: (.*)", str(error)) or [_last_line(error)]
-                told = "; ".join(map(one_line, dict.fromkeys(said)))
-                raise UserError(f"sbatch refused the jobs: {told}; see `launch` in the sweep file.") from None
+                reasons = re.findall(r"error: (.*)", str(error)) or [_last_line(error)]
+                reason = "; ".join(map(one_line, dict.fromkeys(reasons)))
+                message = f"sbatch refused the jobs: {reason}; see `launch` in the sweep file."
+                raise UserError(message, code="cluster-refused") from None
             for key, job in zip(some, jobs):
                 self._jobs[key] = str(job.job_id)
                 self._starts[key] += 1
@@ -213,15 +216,16 @@ _GONE = Job("GONE", "", "")
 
 def _executor(sweep: Sweep) -> Any:
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
-        raise UserError(
-            "there is no sbatch on this machine: start the sweep on a login node of SLURM, or use --on local."
-        )
+        message = "there is no sbatch on this machine: start the sweep on a login node of SLURM, or use --on local."
+        raise UserError(message, code="no-cluster")
     try:
         import submitit
     except ImportError:
-        raise UserError("--on slurm needs the package submitit: pip install 'rung[slurm]'") from None
+        message = "--on slurm needs the package submitit: pip install 'rung[slurm]'"
+        raise UserError(message, code="not-installed") from None
     if "%" in str(sweep.folder):
-        raise UserError(f"SLURM reads % in a path as a pattern: move {sweep.folder} to a folder without, by --runs.")
+        message = f"SLURM reads % in a path as a pattern: move {sweep.folder} to a folder without, by --runs."
+        raise UserError(message, code="bad-name")
     executor = submitit.SlurmExecutor(folder=str(sweep.folder / "slurm"), max_num_timeout=MOST_REQUEUES)
     executor.update_parameters(**_parameters(sweep))
     return executor
@@ -255,10 +259,16 @@ def _queue() -> dict[str, Job]:
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        raise RunError("squeue does not answer; see whether SLURM is up: scontrol ping") from None
+        message = "squeue does not answer; see whether SLURM is up: scontrol ping"
+        raise RunError(message, code="timeout") from None
     if done.returncode:
-        raise RunError(f"squeue failed: {_last_line(done.stderr)}; see whether SLURM is up: scontrol ping")
-    return dict(_read(done.stdout.splitlines()))
+        message = f"squeue failed: {_last_line(done.stderr)}; see whether SLURM is up: scontrol ping"
+        raise RunError(message, code="no-cluster")
+    jobs = {}
+    for one in done.stdout.splitlines():
+        job, state, node, reason = one.split("|", 3)
+        jobs[job] = Job(state.strip(), node, "" if reason == "None" else one_line(reason))
+    return jobs
 
 
 def _queue_if_it_answers() -> dict[str, Job] | None:
@@ -267,21 +277,6 @@ def _queue_if_it_answers() -> dict[str, Job] | None:
         return _queue()
     except RunError:
         return None
-
-
-def _read(told: Iterable[str]) -> Iterable[tuple[str, Job]]:
-    for one in told:
-        job, state, node, reason = one.split("|", 3)
-        yield job, Job(state.strip(), node, "" if reason == "None" else one_line(reason))
-
-
-def _state(job: str) -> str:
-    return (_queue_if_it_answers() or {}).get(job, _GONE).state
-
-
-def _this_job() -> str:
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
 
 
 def _result(folder: Path, job: str) -> tuple[str | None, Any]:
@@ -296,13 +291,5 @@ def _result(folder: Path, job: str) -> tuple[str | None, Any]:
     return outcome, value
 
 
-def _kept(folder: Path) -> dict[str, str]:
-    try:
-        found = read_json(folder / "jobs.json")
-    except (OSError, ValueError):
-        return {}
-    return {str(key): str(job) for key, job in found.items()} if isinstance(found, dict) else {}
-
-
 def _last_line(text: Any) -> str:
-    return one_line(next(reversed(str(text).strip().splitlines()), "it said nothing"))
+    return one_line(next(reversed(str(text).strip().splitlines()), "no message"))

@@ -19,8 +19,13 @@ def test_five_hundred_steps_on_human_performances(
 ) -> None:
     """Some minutes on one core; what is printed must be well below a model that ignores all context."""
     rung("data", "piano", "--from", shared_data("piano_asap"), "--name", "asap")
-    words = ["dataset.base_dataset_name=asap", "optimizer.max_iters=500", "eval_interval=0", "logging.log_interval=100"]
-    text = rung("train", "piano", "preset=tiny", *words).stdout
+    overrides = [
+        "dataset.base_dataset_name=asap",
+        "optimizer.max_iters=500",
+        "eval_interval=0",
+        "logging.log_interval=100",
+    ]
+    text = rung("train", "piano", "preset=tiny", *overrides).stdout
     found = re.search(r"best full_val loss ([\d.]+) at step 500, unigram ([\d.]+)", text)
     assert found, text
     loss, unigram = map(float, found.groups())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rung.errors import DataError
 from rung.recipes.piano.musicxml import VELOCITY, read_musicxml
+from tests.errors import raises_code
 
 
 def note(pitch: str, duration: int, extra: str = "", before: str = "") -> str:
@@ -130,7 +131,7 @@ def test_compressed_scores() -> None:
     ],
 )
 def test_malformed_scores_are_refused(data: bytes) -> None:
-    with pytest.raises(DataError) as caught:
+    with raises_code("file-damaged", DataError) as caught:
         read_musicxml(data)
     assert "\n" not in str(caught.value)
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rung.data.store import Store
 from rung.errors import DataError
 from rung.recipes.piano.data import prepare
-from rung.recipes.piano.midi import read_midi
+from rung.recipes.piano.midi import extend, read_midi
 from rung.recipes.piano.notes import NOTE, join, make
-from rung.recipes.piano.pedal import extend
 from tests.conftest import shared_data
 
 TIME = st.integers(0, 40).map(lambda n: n / 4)  # coarse, so that moments coincide

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from rung.cli.resolve import schema_of
 from rung.config import Layer, parse_overrides
-from rung.errors import ConfigError, DataError, UserError
-from rung.recipe import Draw
-from rung.recipes.piano.completion import by_ngram, prompt_of
+from rung.errors import ConfigError
+from rung.random import Draw
 from rung.recipes.piano.data import prepare
 from rung.recipes.piano.ngram import NGram
 from rung.recipes.piano.notes import make
 from rung.recipes.piano.recipe import Piano
-from rung.recipes.piano.sequence import TOKENIZER, Example, sequences
-from rung.recipes.piano.tasks import TASKS
-from rung.recipes.piano.tokenizer import CLS, Tokenizer, to_midpoints
-from tests.recipes.piano.tunes import write_store
+from rung.recipes.piano.samples import Completion, by_ngram, from_row
+from rung.recipes.piano.tasks import TASKS, Example, sequences
+from rung.recipes.piano.tokenizer import CLS, TOKENIZER, Tokenizer
+from rung.resolve import schema_of
+from tests.errors import raises_code
+from tests.recipes.piano.tunes import to_midpoints, write_store
 
 Rung = Callable[..., CompletedProcess[str]]
 SMALL = [
@@ -44,8 +44,8 @@ SMALL = [
 ]
 
 
-def recipe(*words: str) -> Piano:
-    merged = {word.partition("=")[0]: word for word in (*SMALL, *words)}
+def recipe(*overrides: str) -> Piano:
+    merged = {one.partition("=")[0]: one for one in (*SMALL, *overrides)}
     config = schema_of("piano", Piano).resolve([Layer("command line", parse_overrides(merged.values()))])
     return Piano(config.view("recipe"), seed=0)
 
@@ -82,14 +82,14 @@ def test_what_the_base_holds_out_is_not_trained_on(base: Path, tmp_path: Path, s
     held_out = digests(base, "validation", "test")
     shared = held_out & digests(extra, "train")
     assert shared, "the two sets must meet for this to mean anything"
-    words = (f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{extra}]", f"stage={stage}")
-    made = recipe(*words)
+    overrides = (f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{extra}]", f"stage={stage}")
+    made = recipe(*overrides)
     train = made.streams()["train"]
     used = {place["source"] for place in train.places(np.arange(train.num_rows))}
     index = {r["source"]: r["digest"] for r in map(json.loads, (extra / "index.jsonl").read_text().splitlines())}
     assert used
     assert not {index[source] for source in used} & held_out
-    assert any(f"{len(shared)} of " in said for said in made.remarks())
+    assert any(f"{len(shared)} of " in line for line in made.describe("scratch").lines)
 
 
 @pytest.mark.parametrize("stage", ["next_token_pretraining", "piano_task"])
@@ -100,11 +100,11 @@ def test_a_set_that_is_all_held_out_is_left_out_or_refused(base: Path, tmp_path:
     copies = write_store(tmp_path / "copies", {f"{n}.mid": n for n in numbers})
     assert digests(copies, "train") <= digests(base, "validation", "test")
     other = write_store(tmp_path / "other", {f"{n}.mid": 100 + n for n in range(9)})
-    words = (f"dataset.base_dataset_name={base}", f"stage={stage}")
-    with pytest.raises(DataError, match=r"every record of dataset.extra_datasets is held out in .*base"):
-        recipe(*words, f"dataset.extra_datasets=[{copies}]").streams()
-    both = recipe(*words, f"dataset.extra_datasets=[{copies},{other}]").streams()["train"]
-    assert both.num_rows == recipe(*words, f"dataset.extra_datasets=[{other}]").streams()["train"].num_rows
+    overrides = (f"dataset.base_dataset_name={base}", f"stage={stage}")
+    with raises_code("data-empty"):
+        recipe(*overrides, f"dataset.extra_datasets=[{copies}]").streams()
+    both = recipe(*overrides, f"dataset.extra_datasets=[{copies},{other}]").streams()["train"]
+    assert both.num_rows == recipe(*overrides, f"dataset.extra_datasets=[{other}]").streams()["train"].num_rows
 
 
 def test_a_record_in_two_extra_sets_is_trained_on_once(base: Path, tmp_path: Path) -> None:
@@ -115,18 +115,20 @@ def test_a_record_in_two_extra_sets_is_trained_on_once(base: Path, tmp_path: Pat
     made = recipe(f"dataset.base_dataset_name={base}", f"dataset.extra_datasets=[{one},{two}]", "stage=piano_task")
     train = made.streams()["train"]
     assert train.num_rows == 3 * len(digests(one, "train") | digests(two, "train"))  # 24 notes each, in rows of 8
-    assert any(f"{len(shared)} of " in said and "in another set before it" in said for said in made.remarks())
+    assert any(
+        f"{len(shared)} of " in line and "in another set before it" in line for line in made.describe("scratch").lines
+    )
 
 
-def test_what_cannot_be_compared_with_what_is_held_out_is_said(base: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_with_what_is_held_out_is_named(base: Path, tmp_path: Path) -> None:
     write_store(tmp_path / "plain", {f"{n}.mid": 100 + n for n in range(6)})
     prepare(tmp_path / "plain-midi", tmp_path / "pedal\x1b[31m", sustain=True)
-    words = (f"dataset.base_dataset_name={base}", f'dataset.extra_datasets=["{tmp_path}/pedal\\e[31m"]')
-    made = recipe(*words)
+    overrides = (f"dataset.base_dataset_name={base}", f'dataset.extra_datasets=["{tmp_path}/pedal\\e[31m"]')
+    made = recipe(*overrides)
     made.streams()
-    (said,) = made.remarks()
-    assert "pedal otherwise than" in said
-    assert "\x1b" not in said
+    (line,) = made.describe("scratch").lines
+    assert "pedal" in line
+    assert "\x1b" not in line
 
 
 def test_several_extras_are_trained_on_together(base: Path, tmp_path: Path) -> None:
@@ -158,14 +160,17 @@ def test_composers_get_sets_of_their_own(base: Path) -> None:
     ]
 
 
-def test_data_that_is_not_there_is_said_with_what_prepares_it(base: Path) -> None:
-    with pytest.raises(DataError, match=r"rung data piano --from FOLDER --name owner/set.*dataset.extra_datasets"):
+def test_data_that_is_not_there_names_what_prepares_it(base: Path) -> None:
+    with raises_code("no-data") as refused:
         recipe(f"dataset.base_dataset_name={base}", "dataset.extra_datasets=[owner/set]").streams()
+    assert "`rung data piano --from FOLDER --name owner/set`" in str(refused.value)
+    assert "dataset.extra_datasets" in str(refused.value)
 
 
 def test_a_setting_that_the_data_does_not_have_is_refused(base: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset.sustain=true, but .* was prepared with false"):
+    with raises_code("data-mismatch") as refused:
         recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=true").streams()
+    assert "dataset.sustain=true" in str(refused.value)
     recipe(f"dataset.base_dataset_name={base}", "dataset.sustain=false").streams()
 
 
@@ -173,43 +178,51 @@ def test_a_setting_that_the_data_does_not_have_is_refused(base: Path) -> None:
 
 
 def test_answers_cannot_be_counted_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match=r"loss_masking=finetuning.*set stage=piano_task"):
+    with pytest.raises(ConfigError, match=r"loss_masking=finetuning.*stage=piano_task"):
         recipe("loss_masking=finetuning")
 
 
 def test_tasks_from_a_next_token_scratch_contradict_each_other(base: Path) -> None:
-    made = recipe("stage=piano_task")
-    with pytest.raises(ConfigError, match=r"init_from=scratch_next_token asks for two things.*init_from=scratch"):
-        made.check_start("scratch_next_token")
-    made.check_start("scratch")
-    made.check_start("piano/7")
-    recipe().check_start("scratch_next_token")
+    overrides = f"dataset.base_dataset_name={base}"
+    made = recipe("stage=piano_task", overrides)
+    (error,) = made.describe("scratch_next_token").errors
+    assert "init_from=scratch" in error
+    assert not made.describe("scratch").errors
+    assert not made.describe("piano/7").errors
+    assert not recipe(overrides).describe("scratch_next_token").errors
 
 
 def test_rows_whose_answers_are_all_cut_off_are_refused(base: Path) -> None:
-    words = (f"dataset.base_dataset_name={base}", "stage=piano_task", "data.context_size=4")
-    with pytest.raises(ConfigError, match=r"not one of .* rows .* data.context_size=4.*lower data.notes_per_record=8"):
-        recipe(*words, "loss_masking=finetuning").streams()
-    recipe(*words).streams()
+    overrides = (f"dataset.base_dataset_name={base}", "stage=piano_task", "data.context_size=4")
+    with raises_code("bad-range", ConfigError) as refused:
+        recipe(*overrides, "loss_masking=finetuning").streams()
+    assert "data.context_size=4" in str(refused.value)
+    assert "data.notes_per_record=8" in str(refused.value)
+    recipe(*overrides).streams()
 
 
 def test_what_is_not_decided_is_decided_aloud(base: Path) -> None:
-    words = (f"dataset.base_dataset_name={base}", "dataset.extra_datasets=['...']", "stage=piano_task", "tasks=TODO")
-    made = recipe(*words)
+    overrides = (
+        f"dataset.base_dataset_name={base}",
+        "dataset.extra_datasets=['...']",
+        "stage=piano_task",
+        "tasks=TODO",
+    )
+    made = recipe(*overrides)
     made.streams()
-    said = " ".join(made.remarks())
-    assert "the train split of" in said
-    assert "all 11 tasks" in said
+    text = " ".join(made.describe("scratch").lines)
+    assert "the train split of" in text
+    assert "all 11 tasks" in text
 
 
 def test_the_order_of_special_tokens_is_part_of_what_weights_mean(base: Path) -> None:
     made = recipe(f"dataset.base_dataset_name={base}")
-    before = made.identity()
+    before = made.identity().weights
     specials = Tokenizer().specials
     made.tokenizer = Tokenizer((specials[1], specials[0], *specials[2:]))
-    assert made.identity()["vocab_size"] == before["vocab_size"]
-    assert made.identity()["specials"] != before["specials"]
-    assert made.identity()["tokenizer"] != before["tokenizer"]
+    assert made.identity().weights["vocab_size"] == before["vocab_size"]
+    assert made.identity().weights["specials"] != before["specials"]
+    assert made.identity().weights["tokenizer"] != before["tokenizer"]
 
 
 # Completions
@@ -236,9 +249,9 @@ def test_an_eval_can_also_compare_notes(base: Path, stage: str) -> None:
 
 
 def test_what_was_played_itself_has_an_f1_of_one(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rung.recipes.piano import completion
+    from rung.recipes.piano import samples
 
-    monkeypatch.setattr(completion, "complete", lambda model, prompts, how, generator: [p.reference for p in prompts])
+    monkeypatch.setattr(samples, "complete", lambda model, prompts, *_: [Completion(p.reference) for p in prompts])
     made = recipe(
         f"dataset.base_dataset_name={base}", "stage=piano_task", "evaluation.completed=1", "data.context_size=300"
     )
@@ -277,10 +290,10 @@ def test_a_completion_does_not_depend_on_what_is_completed_with_it(base: Path, s
 def test_what_was_played_is_known_from_the_middle_of_a_window_on() -> None:
     notes = make([0, 0.5, 1.0], [0.4, 0.9, 9.0], [60, 62, 64], [30, 90, 110])
     ids = np.concatenate([[CLS], TOKENIZER.encode(notes)])
-    ids = np.append(ids, ids[-1:])[: 2 * (int(np.flatnonzero(ids == TOKENIZER.id_of("NOTE_ON_62"))[0]))]
-    prompt = prompt_of(ids)
+    ids = np.append(ids, ids[-1:])[: 2 * (int(np.flatnonzero(ids == TOKENIZER.ids["NOTE_ON_62"])[0]))]
+    prompt = from_row(ids)
     assert prompt is not None
-    assert TOKENIZER.name_of(int(prompt.ids[-1])).startswith("VELOCITY")  # the half lies between it and its note
+    assert TOKENIZER.names[int(prompt.ids[-1])].startswith("VELOCITY")  # the half lies between it and its note
     assert prompt.reference is not None
     assert prompt.reference["pitch"].tolist() == [62, 64]  # the last one sounds on when the window ends
     assert np.array_equal(prompt.reference["velocity"], to_midpoints(notes)["velocity"][1:])
@@ -295,7 +308,7 @@ def test_the_3_gram_model_answers_from_where_the_model_does() -> None:
     task = TASKS["continuation"]
     prompt, target = task.split(notes, (50,), 0)
     row = sequences([Example(task, (50,), prompt, target)])[0]
-    asked = prompt_of(row)
+    asked = from_row(row)
     assert asked is not None
     made = by_ngram(ngram, asked, len(row) - len(asked.ids))
     assert abs(made["start"][0] - target["start"][0]) < 0.005
@@ -306,24 +319,26 @@ def test_the_3_gram_model_answers_from_where_the_model_does() -> None:
 
 def test_a_sample_names_the_data_that_was_trained_on(base: Path, tmp_path: Path) -> None:
     extra = write_store(tmp_path / "maestro", {f"{n}.mid": 100 + n for n in range(9)})
-    words = (f"dataset.base_dataset_name={base}", "data.prefix_tokens=true", "sampling.composer=Bach")
-    made = recipe(*words, f"dataset.extra_datasets=[{extra}]")
+    overrides = (f"dataset.base_dataset_name={base}", "data.prefix_tokens=true", "sampling.composer=Bach")
+    made = recipe(*overrides, f"dataset.extra_datasets=[{extra}]")
     (prompt,) = made._prompts()
-    assert [TOKENIZER.name_of(int(id)) for id in prompt.ids] == ["<DATASET_MAESTRO>", "<COMPOSER_BACH>", "<CLS>"]
+    assert [TOKENIZER.names[int(id)] for id in prompt.ids] == ["<DATASET_MAESTRO>", "<COMPOSER_BACH>", "<CLS>"]
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "code"),
     [
-        (["sampling.task=top_line"], "is for a run of stage=piano_task"),
-        (["stage=piano_task", "sampling.task=topline"], "is not a task; it knows continuation"),
-        (["stage=piano_task", "tasks=[infill]", "sampling.task=top_line"], "not among what this run has learned"),
-        (["sampling.composer=Bach"], "trained without composers"),
+        (["sampling.task=top_line"], "not-supported"),
+        (["sampling.parameters=[4]"], "not-supported"),
+        (["stage=piano_task", "sampling.task=topline"], "no-task"),
+        (["stage=piano_task", "tasks=[infill]", "sampling.task=top_line"], "no-task"),
+        (["sampling.composer=Bach"], "not-supported"),
+        (["stage=piano_task", "data.context_size=8"], "too-large"),
     ],
 )
-def test_a_sample_that_cannot_be_is_refused(base: Path, words: list[str], match: str) -> None:
-    made = recipe(f"dataset.base_dataset_name={base}", *words)
-    with pytest.raises(UserError, match=match):
+def test_a_sample_that_cannot_be_is_refused(base: Path, overrides: list[str], code: str) -> None:
+    made = recipe(f"dataset.base_dataset_name={base}", *overrides)
+    with raises_code(code):
         made.sample(made.model(), Draw(0, 0, np.arange(1)))
 
 
@@ -345,10 +360,10 @@ def test_samples_of_tasks_are_of_held_out_pieces(base: Path) -> None:
 
 
 def test_both_stages_from_the_command_line(rung: Rung, base: Path) -> None:
-    words = (*SMALL, f"dataset.base_dataset_name={base}", "sampling.num_samples=2")
-    rung("train", "piano", *words)
+    overrides = (*SMALL, f"dataset.base_dataset_name={base}", "sampling.num_samples=2")
+    rung("train", "piano", *overrides)
     more = ("stage=piano_task", "loss_masking=finetuning", "init_from=piano/1", "evaluation.ngram=true")
-    done = rung("train", "piano", *words[6:], *more)
+    done = rung("train", "piano", *overrides[6:], *more)
     assert "weights from" in done.stdout
     assert "evaluation.ngram (evaluation.completed=0 completes no rows)" in done.stdout
     figures = json.loads(rung("eval", "piano/2", "--json").stdout)
@@ -356,6 +371,6 @@ def test_both_stages_from_the_command_line(rung: Rung, base: Path) -> None:
     whole: dict[str, Any] = figures["full_val"]
     assert {"note_on", "velocity", "time"} <= set(whole)
     assert sum(name in whole for name in ("continuation", "top_line", "infill", "harmonise")) >= 2
-    alone = json.loads(rung("train", "piano", *words[6:], "stage=piano_task", "loss_masking=finetuning",
+    alone = json.loads(rung("train", "piano", *overrides[6:], "stage=piano_task", "loss_masking=finetuning",
                             "init_from=piano/2", "eval_only=true").stdout)  # fmt: skip
     assert alone["full_val"]["loss"] == pytest.approx(whole["loss"])

@@ -10,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data.store import Store
-from rung.recipe import Draw
-from rung.recipes.piano.augment import Augment, changed
+from rung.random import Draw
 from rung.recipes.piano.data import prepare
 from rung.recipes.piano.midi import write_midi
 from rung.recipes.piano.notes import HIGHEST, LOWEST, from_zero, make, quantise
-from rung.recipes.piano.rows import Performances, Records, TaskRows, labels_of
-from rung.recipes.piano.sequence import TOKENIZER, is_by, prefix_of, read_answer
-from rung.recipes.piano.tasks import TASKS, parse
-from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, PAD
+from rung.recipes.piano.rows import Augment, Performances, Records, TaskRows, changed, labels_of
+from rung.recipes.piano.tasks import TASKS, is_by, parse, prefix_of, read_answer
+from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, PAD, TOKENIZER
 from tests.recipes.piano.tunes import write_store
 
 
@@ -48,7 +46,7 @@ def test_the_stretches_of_an_eval_set_hold_every_note_with_every_task(store: Sto
         values = tuple(
             int(name.removeprefix("<PARAMETER_").removesuffix(">"))
             for id in tokens[:at].tolist()
-            if (name := TOKENIZER.name_of(id)).startswith("<PARAMETER_")
+            if (name := TOKENIZER.names[id]).startswith("<PARAMETER_")
         )
         target = read_answer(tokens, task.origin(prompt, values))
         found[number].append(task.join(prompt, target))
@@ -96,13 +94,13 @@ def test_tasks_come_as_often_as_they_weigh(store: Store) -> None:
     assert 0.7 < (which == 0).mean() < 0.8
 
 
-def test_a_row_that_is_too_long_is_cut_and_told(store: Store) -> None:
+def test_a_row_that_is_too_long_is_cut_and_counted(store: Store) -> None:
     rows = TaskRows([records(store)], parse(["continuation"]), 16, 40)
-    seen = rows.look(only_answers=True)
+    seen = rows.stats(only_answers=True)
     assert seen.cut > 0
     assert seen.longest > 40
     assert rows.gather(np.arange(4), Draw(0, -1, np.arange(4)))["tokens"].shape == (4, 41)
-    assert TaskRows([records(store)], parse(["continuation"]), 4, 512).look(True).cut == 0
+    assert TaskRows([records(store)], parse(["continuation"]), 4, 512).stats(True).cut == 0
 
 
 def test_answers_end_and_only_padding_follows(store: Store) -> None:
@@ -221,7 +219,7 @@ def test_a_prefix_names_data_set_and_composer(store: Store) -> None:
     rows = Performances(records(store), 48, Augment(), True)
     tokens = rows.gather(np.arange(3), Draw(0, 0, np.arange(3)))["tokens"]
     assert tokens.shape == (3, 49)
-    assert [TOKENIZER.name_of(int(id)) for id in tokens[0, :2]] == ["<DATASET_ASAP>", "<COMPOSER_OTHER>"]
+    assert [TOKENIZER.names[int(id)] for id in tokens[0, :2]] == ["<DATASET_ASAP>", "<COMPOSER_OTHER>"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +232,7 @@ def test_a_prefix_names_data_set_and_composer(store: Store) -> None:
     ],
 )
 def test_names_are_recognised(dataset: str, composer: str, names: tuple[str, str]) -> None:
-    made = [TOKENIZER.name_of(id) for id in prefix_of(dataset, composer)]
+    made = [TOKENIZER.names[id] for id in prefix_of(dataset, composer)]
     assert made == [f"<DATASET_{names[0]}>", f"<COMPOSER_{names[1]}>"]
     assert is_by("Bach_JS", "bach")
 

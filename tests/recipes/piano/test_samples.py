@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rung.errors import DataError, UserError
+from rung.errors import UserError
 from rung.nn.transformer import Shape, Transformer
-from rung.recipes.piano import render, samples
+from rung.recipes.piano import samples
+from rung.recipes.piano.config import Sampling
 from rung.recipes.piano.midi import read_midi, write_midi
 from rung.recipes.piano.notes import join, make
-from rung.recipes.piano.samples import How, Prompt, artifacts, complete, from_file, from_nothing, make_all
-from rung.recipes.piano.sequence import TOKENIZER, answer, prefix_of, question
-from rung.recipes.piano.tasks import TASKS
-from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, TIME, VELOCITY, VOCAB_SIZE
+from rung.recipes.piano.samples import Completion, Prompt, artifacts, complete, from_file, from_nothing
+from rung.recipes.piano.tasks import TASKS, prefix_of, question
+from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, TIME, TOKENIZER, VELOCITY, VOCAB_SIZE
+from tests.errors import raises_code
+from tests.recipes.piano.tunes import answer
 
-HOW = How(num_tokens=60, temperature=1.0, top_k=None, top_p=0.98, grammar=True)
-GREEDY = How(num_tokens=60, temperature=0.0, top_k=None, top_p=None, grammar=True)
+USUAL = Sampling(num_tokens=60)
+GREEDY = Sampling(num_tokens=60, temperature=0.0)
 
 
 def tune(num_notes: int = 30, seed: int = 0) -> np.ndarray:
@@ -58,13 +61,13 @@ def test_a_file_is_the_prompt(song: Path) -> None:
     assert np.array_equal(prompt.ids, np.concatenate([[CLS], TOKENIZER.encode(tune())]))
     assert np.array_equal(prompt.notes["pitch"], tune()["pitch"])
     assert prompt.origin_s == prompt.notes["end"].max()
-    assert prompt.words == "song.mid"
+    assert prompt.label == "song.mid"
     asked = from_file(song, TASKS["high_notes"], (30,), context_size=2048, prefix=prefix_of("bach", "Bach"))
     assert np.array_equal(asked.ids, question(TASKS["high_notes"], (30,), prompt.notes, prefix_of("bach", "Bach")))
     assert asked.ids[-1] == GENAI
     # Rows of the next token have their prefix first, as they are windows of records that begin with <CLS>.
-    told = from_file(song, None, context_size=2048, prefix=prefix_of("bach", "Bach"))
-    assert np.array_equal(told.ids, [*prefix_of("bach", "Bach"), *prompt.ids])
+    prefixed = from_file(song, None, context_size=2048, prefix=prefix_of("bach", "Bach"))
+    assert np.array_equal(prefixed.ids, [*prefix_of("bach", "Bach"), *prompt.ids])
     assert from_nothing().ids.tolist() == [CLS]
 
 
@@ -73,7 +76,7 @@ def test_a_file_that_begins_late_and_leaves_the_piano(tmp_path: Path) -> None:
     (tmp_path / "late.mid").write_bytes(write_midi(late))
     prompt = from_file(tmp_path / "late.mid", None, context_size=2048)
     assert (len(prompt.notes), prompt.notes["start"].min()) == (30, 0)
-    assert prompt.words == "late.mid, without 1 outside the piano"
+    assert prompt.label == "late.mid, without 1 outside the piano"
 
 
 @settings(max_examples=25)
@@ -100,32 +103,33 @@ def test_as_many_notes_are_kept_as_fill_half_a_context(
     assert np.array_equal(prompt.notes["pitch"], (tune(60)[60 - num :] if is_last else tune(60)[:num])["pitch"])
     assert prompt.notes["start"][0] == 0
     which = "last" if is_last else "first"
-    assert prompt.words == ("long.mid" if num == 60 else f"the {which} {num} of 60 notes of long.mid")
+    assert prompt.label == ("long.mid" if num == 60 else f"the {which} {num} of 60 notes of long.mid")
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "code"),
     [
-        (None, "cannot read .*No such file"),
-        (b"", "not a readable MIDI file"),
-        (b"RIFF, not a MIDI file at all", "not a readable MIDI file"),
-        (write_midi(tune()[:0]), "has no notes that a piano could play"),
-        (write_midi(make(0, 1, 5, 60)), "has no notes that a piano could play"),
+        (None, "no-file"),
+        (b"", "file-damaged"),
+        (b"RIFF, not a MIDI file at all", "file-damaged"),
+        (write_midi(tune()[:0]), "file-empty"),
+        (write_midi(make(0, 1, 5, 60)), "file-empty"),
     ],
 )
-def test_a_file_that_cannot_be_a_prompt_is_refused_in_one_line(tmp_path: Path, data: bytes | None, said: str) -> None:
+def test_a_file_that_cannot_be_a_prompt_is_refused_in_one_line(tmp_path: Path, data: bytes | None, code: str) -> None:
     path = tmp_path / "odd\x1b[31m\nname.mid"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(DataError, match=said) as refused:
+    with raises_code(code) as refused:
         from_file(path, None, context_size=512)
     assert str(refused.value).isprintable()
     assert str(refused.value).startswith("sampling.prompt: ")
 
 
 def test_a_context_without_room_for_a_note_is_refused(song: Path) -> None:
-    with pytest.raises(DataError, match=r"not one note of .* fits half of data\.context_size=6"):
+    with raises_code("too-large") as refused:
         from_file(song, None, context_size=6)
+    assert "data.context_size=6" in str(refused.value)
 
 
 def test_the_span_of_an_infill_is_emptied_and_must_lie_in_the_file(song: Path) -> None:
@@ -135,30 +139,30 @@ def test_the_span_of_an_infill_is_emptied_and_must_lie_in_the_file(song: Path) -
     assert np.array_equal(prompt.notes["pitch"], tune()[~is_in]["pitch"])
     assert prompt.reference is not None
     assert np.array_equal(prompt.reference["pitch"], tune()[is_in]["pitch"])
-    assert (prompt.origin_s, prompt.words) == (1.0, f"song.mid, {is_in.sum()} notes taken out")
+    assert (prompt.origin_s, prompt.label) == (1.0, f"song.mid, {is_in.sum()} notes taken out")
     song.write_bytes(write_midi(tune()[~is_in]))  # somebody's own hole
     hole = from_file(song, infill, (2, 2), context_size=2048)
     assert np.array_equal(hole.ids, prompt.ids)
-    assert (hole.reference, hole.words) == (None, "song.mid")
-    with pytest.raises(
-        DataError, match=r"from 50 s, 1 s long, lies past the end .*sampling.parameters=\[from, length\]"
-    ):
+    assert (hole.reference, hole.label) == (None, "song.mid")
+    with raises_code("bad-range") as refused:
         from_file(song, infill, (100, 2), context_size=2048)
+    assert "from 50 s, 1 s long" in str(refused.value)
+    assert "sampling.parameters=[from, length]" in str(refused.value)
 
 
 # Completions --------------------------------------------------------------------------------------------------------
 
 
 class Parrot(Transformer):
-    """Says what it was told to say, one list of ids for each row, whatever it is given."""
+    """Generates the ids of `rows`, whatever its prompts are."""
 
-    def __init__(self, said: list[np.ndarray]) -> None:
+    def __init__(self, rows: list[np.ndarray]) -> None:
         super().__init__(Shape(vocab_size=VOCAB_SIZE, context_size=256, n_layer=1, n_head=1, n_embd=4))
-        self.said, self.place = said, 0
+        self.rows, self.place = rows, 0
 
     def logits(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        logits_BV = torch.zeros(len(self.said), VOCAB_SIZE)
-        for row, ids in enumerate(self.said):
+        logits_BV = torch.zeros(len(self.rows), VOCAB_SIZE)
+        for row, ids in enumerate(self.rows):
             logits_BV[row, int(ids[min(self.place, len(ids) - 1)])] = 9.0
         self.place += 1
         return logits_BV
@@ -172,31 +176,31 @@ def test_a_right_answer_comes_back_in_its_place(name: str, grammar: bool) -> Non
     given, target = task.split(piece, values, 3)
     origin_s = task.origin(given, values)
     prompt = Prompt(question(task, values, given), given, task, values, origin_s, "a piece", target)
-    how = How(250, 0.0, None, None, grammar)
-    (made,) = make_all(Parrot([answer(target, origin_s)]), [prompt], how, None)
+    params = Sampling(num_tokens=250, temperature=0.0, grammar=grammar)
+    (made,) = complete(Parrot([answer(target, origin_s)]), [prompt], params, None)
     assert made.cut_at is None
     for column in ("start", "end"):
         np.testing.assert_allclose(made.notes[column], target[column], atol=1e-6)
     assert np.array_equal(made.notes["pitch"], target["pitch"])
-    assert "note F1 1.00 against what was played" in samples.caption_of(prompt, made.notes, how)
+    assert "note F1 1.00 against what was played" in samples.caption_of(prompt, made, params)
     np.testing.assert_allclose(prompt.whole(made.notes)["start"], piece["start"], atol=1e-6)
 
 
-def test_time_goes_on_from_the_last_event_of_a_prompt_without_a_task(song: Path) -> None:
+def test_time_continues_from_the_last_event_of_a_prompt_without_a_task(song: Path) -> None:
     prompt = from_file(song, None, context_size=2048)
     next_notes = make([0.5, 0.7], [0.6, 1.0], [60, 64], 62)
     (made,) = complete(Parrot([TOKENIZER.encode(next_notes)]), [prompt], GREEDY, None)
     end_s = prompt.notes["end"].max()
-    np.testing.assert_allclose(made["start"][:2], [end_s + 0.5, end_s + 0.7])
-    np.testing.assert_allclose(made["end"][0], end_s + 0.6)
+    np.testing.assert_allclose(made.notes["start"][:2], [end_s + 0.5, end_s + 0.7])
+    np.testing.assert_allclose(made.notes["end"][0], end_s + 0.6)
 
 
 def test_a_prompt_that_breaks_off_anywhere_is_taken_up_there() -> None:
     ids = np.array([CLS, VELOCITY + 3, NOTE_ON + 40, TIME + 3, VELOCITY + 20])
     prompt = Prompt(ids, TOKENIZER.decode(ids, keep_open=True), None, (), 0.08, "half a piece")
-    said = np.array([NOTE_ON + 44, TIME + 4, NOTE_OFF + 40, NOTE_OFF + 44])
-    (made,) = complete(Parrot([said]), [prompt], How(4, 0.0, None, None, True), None)
-    assert made.tolist() == [(0.08, 0.24, 65, 82)]  # as loud as the prompt said; the older note is the prompt's
+    ids = np.array([NOTE_ON + 44, TIME + 4, NOTE_OFF + 40, NOTE_OFF + 44])
+    (made,) = complete(Parrot([ids]), [prompt], Sampling(num_tokens=4, temperature=0.0), None)
+    assert made.notes.tolist() == [(0.08, 0.24, 65, 82)]  # as loud as in the prompt; the older note is the prompt's
 
 
 def test_prompts_of_all_kinds_are_completed_in_one_batch_as_each_alone(model: Transformer, song: Path) -> None:
@@ -206,18 +210,19 @@ def test_prompts_of_all_kinds_are_completed_in_one_batch_as_each_alone(model: Tr
         from_file(song, TASKS["top_line"], context_size=256),
         from_file(song, TASKS["infill"], (2, 2), context_size=200),
     ]
-    together = make_all(model, prompts, GREEDY, None)
+    together = complete(model, prompts, GREEDY, None)
     for prompt, made in zip(prompts, together, strict=True):
-        (alone,) = make_all(model, [prompt], GREEDY, None)
+        (alone,) = complete(model, [prompt], GREEDY, None)
         assert np.array_equal(made.notes, alone.notes)
         assert made.cut_at == alone.cut_at
     assert complete(model, [], GREEDY, None) == []
 
 
 def test_a_model_that_asks_again_loses_nothing_of_its_answer() -> None:
-    said = np.concatenate([TOKENIZER.encode(tune(3)), [GENAI], TOKENIZER.encode(tune(2))])
-    (made,) = complete(Parrot([said]), [from_nothing()], How(len(said), 0.0, None, None, False), None)
-    assert len(made) == 5
+    ids = np.concatenate([TOKENIZER.encode(tune(3)), [GENAI], TOKENIZER.encode(tune(2))])
+    params = Sampling(num_tokens=len(ids), temperature=0.0, grammar=False)
+    (made,) = complete(Parrot([ids]), [from_nothing()], params, None)
+    assert len(made.notes) == 5
 
 
 @pytest.mark.parametrize("grammar", [True, False])
@@ -225,19 +230,19 @@ def test_an_answer_that_is_cut_says_so(model: Transformer, song: Path, grammar: 
     keys = np.arange(20, 60)
     endless = np.concatenate([np.stack([np.full(40, VELOCITY), NOTE_ON + keys], axis=1).ravel(), [TIME]])
     asked, free = from_file(song, TASKS["top_line"], context_size=256), from_nothing()
-    how = How(30, 0.0, None, None, grammar)
-    cut, plain = make_all(Parrot([endless, endless]), [asked, free], how, None)
+    params = Sampling(num_tokens=30, temperature=0.0, grammar=grammar)
+    cut, plain = complete(Parrot([endless, endless]), [asked, free], params, None)
     assert (cut.cut_at, plain.cut_at) == (30, None)  # a continuation is as long as was asked for
-    assert "cut after 30 tokens" in samples.caption_of(asked, cut.notes, how, cut.cut_at)
-    assert (len(cut.notes) > 0) == grammar  # without a grammar nothing was brought to its end
-    long = make_all(Parrot([endless]), [asked], How(9999, 0.0, None, None, grammar), None)[0]
+    assert "cut after 30 tokens" in samples.caption_of(asked, cut, params)
+    assert (len(cut.notes) > 0) == grammar  # without a grammar nothing came to its end
+    (long,) = complete(Parrot([endless]), [asked], replace(params, num_tokens=9999), None)
     assert long.cut_at == 257 - len(asked.ids)  # never more than the context holds
 
 
 def test_the_same_seed_gives_the_same_notes(model: Transformer) -> None:
-    first, again, other = (complete(model, [from_nothing()] * 2, HOW, seeded(seed)) for seed in (1, 1, 2))
-    assert all(map(np.array_equal, first, again))
-    assert not all(map(np.array_equal, first, other))
+    first, again, other = (complete(model, [from_nothing()] * 2, USUAL, seeded(seed)) for seed in (1, 1, 2))
+    assert all(np.array_equal(one.notes, two.notes) for one, two in zip(first, again, strict=True))
+    assert not all(np.array_equal(one.notes, two.notes) for one, two in zip(first, other, strict=True))
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -255,7 +260,7 @@ def test_files_have_the_whole_and_the_picture_has_both(name: str) -> None:
     values = task.fitting(piece, task.values_of([]))
     given, target = task.split(piece, values, 3)
     prompt = Prompt(question(task, values, given), given, task, values, 0.0, "a piece", target)
-    made = {sample.name: sample for sample in artifacts(4, prompt, target, HOW)}
+    made = {sample.name: sample for sample in artifacts(4, prompt, Completion(target), USUAL)}
     heard = read_midi(made["sample-4.mid"].data)
     np.testing.assert_allclose(heard["start"], piece["start"], atol=1e-3)
     assert np.array_equal(heard["velocity"], piece["velocity"])
@@ -267,10 +272,10 @@ def test_files_have_the_whole_and_the_picture_has_both(name: str) -> None:
 
 
 def test_from_nothing_there_is_one_colour_and_no_prompt_in_the_caption() -> None:
-    made = {sample.name: sample for sample in artifacts(0, from_nothing(), tune(5), HOW)}
+    made = {sample.name: sample for sample in artifacts(0, from_nothing(), Completion(tune(5)), USUAL)}
     assert colours(made["sample-0.png"].data) == {"model"}
     assert made["sample-0.mid"].caption == f"5 notes, {tune(5)['end'].max():.1f} s, from nothing, temperature 1"
-    none = next(artifacts(0, from_nothing(), tune(5)[:0], HOW))
+    none = next(artifacts(0, from_nothing(), Completion(tune(5)[:0]), USUAL))
     assert none.caption == "no notes in 60 tokens: allow more of them, or train longer"
 
 
@@ -289,7 +294,7 @@ def test_the_picture_shows_what_is_heard() -> None:
     given, made = make([0, 8], [6, 9], 60, 62), make([2, 7], [4, 10], 60, 62)
     task = TASKS["top_line"]
     prompt = Prompt(question(task, (), given), given, task, (), 0.0, "a piece")
-    picture = {sample.name: sample for sample in artifacts(0, prompt, made, HOW)}["sample-0.png"]
+    picture = {sample.name: sample for sample in artifacts(0, prompt, Completion(made), USUAL)}["sample-0.png"]
     whose, widths = zip(*bars(picture.data), strict=True)
     assert whose == ("prompt", "model", "model", "prompt")
     second_px = widths[0] / 2
@@ -298,7 +303,7 @@ def test_the_picture_shows_what_is_heard() -> None:
 
 def test_music_too_long_to_hear_is_still_written() -> None:
     long = make([0, 3700], [1, 3701], 60, 62)
-    made = {sample.name: sample for sample in artifacts(0, from_nothing(), long, HOW)}
+    made = {sample.name: sample for sample in artifacts(0, from_nothing(), Completion(long), USUAL)}
     assert list(made) == ["sample-0.mid", "sample-0.no-picture.txt", "sample-0.no-sound.txt"]
     assert len(read_midi(made["sample-0.mid"].data)) == 2
     assert b"more than 3600 s" in made["sample-0.no-picture.txt"].data
@@ -308,7 +313,7 @@ def test_without_a_sound_font_the_notes_are_still_there(monkeypatch: pytest.Monk
     def fail(notes: np.ndarray) -> None:
         raise UserError("no sound font; be online once")
 
-    monkeypatch.setattr(render, "to_wav", fail)
-    made = list(artifacts(0, from_nothing(), tune(5), HOW))
+    monkeypatch.setattr(samples, "to_wav", fail)
+    made = list(artifacts(0, from_nothing(), Completion(tune(5)), USUAL))
     assert [sample.name for sample in made] == ["sample-0.mid", "sample-0.png", "sample-0.no-sound.txt"]
     assert made[-1].data == b"no sound font; be online once\n"

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from rung.errors import ConfigError
 from rung.recipes.piano.notes import NOTE, in_range, join, make, quantise, units
-from rung.recipes.piano.tasks import TASKS, Task, find, line, parse
-from rung.recipes.piano.tokenizer import MOST_PARAMETER, TASK_NAMES
+from rung.recipes.piano.tasks import TASKS, Example, Task, line, parse, prefix_of, question, read_answer, sequences
+from rung.recipes.piano.tokenizer import CLASSES, CLS, EOGENAI, GENAI, MOST_PARAMETER, PAD, TASK_NAMES, TOKENIZER
 from tests.conftest import shared_data
+from tests.errors import raises_code
+from tests.recipes.piano import tunes
+from tests.recipes.piano.tunes import answer, to_midpoints
 
 
 def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
-    """start and length in units, pitch, velocity"""
-    start, length, pitch, velocity = np.array(rows).T
-    return quantise(make(start * 0.01, (start + length) * 0.01, pitch, velocity))
+    return quantise(tunes.from_units(rows))
 
 
 ROWS = st.tuples(
@@ -84,7 +85,7 @@ def test_a_split_is_a_function_of_its_arguments(
 
 
 @given(NOTES, asked(), SEEDS)
-def test_fitting_values_are_told_and_change_nothing(
+def test_fitting_values_are_in_range_and_change_nothing(
     notes: np.ndarray, what: tuple[Task, tuple[int, ...]], seed: int
 ) -> None:
     task, values = what
@@ -148,7 +149,7 @@ def test_infill_is_what_starts_in_the_span() -> None:
     sparse = make([0, 8, 9, 100], [1, 9, 10, 101], 60, 64)
     assert infill.fitting(sparse, (2, 3)) == (16, 3)  # moved on
     assert infill.fitting(sparse, (2, 15)) == (2, 15)  # reaches 8 s
-    assert infill.fitting(sparse, (20, 3)) == (18, 3)  # what comes next cannot be told: back
+    assert infill.fitting(sparse, (20, 3)) == (18, 3)  # what comes next is out of range: back
     assert infill.split(sparse, (20, 3), 0).target["start"].tolist() == [9]
     far = make([0, 100, 101], [1, 101, 102], 60, 64)
     assert infill.split(far, infill.fitting(far, (5, 2)), 0).target["start"].tolist() == [100, 101]
@@ -304,46 +305,46 @@ def test_names_and_mappings_are_taken_as_they_are_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "words"),
+    ("tasks", "code", "named"),
     [
-        ("top_lin", "top_lin is not a task; did you mean top_line? (there are: continuation, "),
-        (["nonsense"], "nonsense is not a task (there are"),
-        ("infill,top_line", "several are written as a list: [infill,top_line]"),
-        (["all", "infill"], "all stands alone"),
-        ([], "tasks is empty; name at least one task, or write all"),
-        (None, "tasks is None; write all, a name, or a list"),
-        (3, "tasks is 3"),
-        ([3], "tasks has 3; an entry is a name"),
-        ([{"weight": 2}], "has no name"),
-        ([{"name": 3}], "has a name that is no text"),
-        ([{"name": "infill", "lenght": 3}], "no parameter lenght; did you mean length? (it has from, length)"),
-        ([{"name": "top_line", "percent": 3}], "top_line has no parameter percent (it has no parameters)"),
-        ([{"name": "infill", "weigth": 3}], "did you mean weight?"),
-        ([{"name": "infill", 5: 3}], "infill has no parameter 5"),
-        ([{"name": "infill", "length": [0, 16]}], "length of infill is [0, 16]; it can be 1 to 127"),
-        ([{"name": "infill", "length": 128}], "length of infill is 128; it can be 1 to 127"),
-        ([{"name": "infill", "length": [16, 4]}], "the lower end comes first: [4, 16]"),
-        ([{"name": "infill", "length": [4]}], "a whole number, or two as a range [low, high]"),
-        ([{"name": "infill", "length": 1.5}], "length of infill is 1.5; it must be a whole number"),
-        ([{"name": "infill", "length": True}], "a whole number"),
-        ([{"name": "infill", "length": "long"}], "a whole number"),
-        ([{"name": "infill", "length": None}], "a whole number"),
-        ([{"name": "infill", "weight": 0}], "weight of infill is 0; it must be a number above 0"),
-        ([{"name": "infill", "weight": -1}], "above 0"),
-        ([{"name": "infill", "weight": float("nan")}], "above 0"),
-        ([{"name": "infill", "weight": float("inf")}], "above 0"),
-        ([{"name": "infill", "weight": "much"}], "above 0"),
-        ([{"name": "infill", "weight": True}], "above 0"),
-        (["infill", "infill"], "infill is there twice with the same parameters"),
-        (["high_notes", {"name": "high_notes", "weight": 3, "percent": [5, 100]}], "high_notes is there twice"),
-        (["\x1b[31mred"], "\u241b[31mred is not a task"),
+        ("top_lin", "no-task", "did you mean top_line?"),
+        (["nonsense"], "no-task", "continuation, "),
+        ("infill,top_line", "no-task", "[infill,top_line]"),
+        (["\x1b[31mred"], "no-task", "\u241b[31mred"),
+        (["all", "infill"], "no-task", "tasks=all"),
+        ([], "bad-value", ""),
+        (None, "bad-value", "None"),
+        (3, "bad-value", "tasks is 3"),
+        ([3], "bad-value", "tasks has 3"),
+        ([{"weight": 2}], "bad-value", "{'weight': 2}"),
+        ([{"name": 3}], "bad-value", "{'name': 3}"),
+        ([{"name": "infill", "lenght": 3}], "no-key", "did you mean length? (it has from, length)"),
+        ([{"name": "top_line", "percent": 3}], "no-key", "no parameters"),
+        ([{"name": "infill", "weigth": 3}], "no-key", "did you mean weight?"),
+        ([{"name": "infill", 5: 3}], "no-key", "5"),
+        ([{"name": "infill", "length": [0, 16]}], "bad-range", "length of infill is [0, 16]; it can be 1 to 127"),
+        ([{"name": "infill", "length": 128}], "bad-range", "1 to 127"),
+        ([{"name": "infill", "length": [16, 4]}], "bad-range", "[4, 16]"),
+        ([{"name": "infill", "length": [4]}], "bad-value", "[low, high]"),
+        ([{"name": "infill", "length": 1.5}], "bad-value", "length of infill is 1.5"),
+        ([{"name": "infill", "length": True}], "bad-value", "True"),
+        ([{"name": "infill", "length": "long"}], "bad-value", "long"),
+        ([{"name": "infill", "length": None}], "bad-value", "None"),
+        ([{"name": "infill", "weight": 0}], "bad-range", "weight of infill is 0"),
+        ([{"name": "infill", "weight": -1}], "bad-range", "-1"),
+        ([{"name": "infill", "weight": float("nan")}], "bad-range", "nan"),
+        ([{"name": "infill", "weight": float("inf")}], "bad-range", "inf"),
+        ([{"name": "infill", "weight": "much"}], "bad-range", "much"),
+        ([{"name": "infill", "weight": True}], "bad-range", "True"),
+        (["infill", "infill"], "bad-value", "infill"),
+        (["high_notes", {"name": "high_notes", "weight": 3, "percent": [5, 100]}], "bad-value", "high_notes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_sentence(tasks: Any, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_what_cannot_be_is_refused_in_one_sentence(tasks: Any, code: str, named: str) -> None:
+    with raises_code(code, ConfigError) as caught:
         parse(tasks)
     message = str(caught.value)
-    assert words in message
+    assert named in message
     assert "\n" not in message
     assert message.startswith("tasks")
 
@@ -363,29 +364,29 @@ def test_a_draw_reaches_both_ends_evenly(one: int, other: int) -> None:
 
 
 def test_values_of_a_user_are_checked() -> None:
-    assert find("infill").values_of([4, 8]) == (4, 8)
-    assert find("infill").values_of([]) == (63, 9)
-    assert find("top_line").values_of(()) == ()
-    for name, given_values, words in (
-        ("infill", [4], r"infill takes from, length; \[4\] does not fit"),
-        ("top_line", [4], "top_line takes no parameters"),
-        ("high_notes", [4], "percent of high_notes is 4; it can be 5 to 100"),
+    assert TASKS["infill"].values_of([4, 8]) == (4, 8)
+    assert TASKS["infill"].values_of([]) == (63, 9)
+    assert TASKS["top_line"].values_of(()) == ()
+    for name, given_values, code, named in (
+        ("infill", [4], "bad-value", "from, length"),
+        ("top_line", [4], "bad-value", "no parameters"),
+        ("high_notes", [4], "bad-range", "percent of high_notes is 4; it can be 5 to 100"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            find(name).values_of(given_values)
-    with pytest.raises(ConfigError, match="did you mean harmonise"):
-        find("harmonize")
+        with raises_code(code, ConfigError) as caught:
+            TASKS[name].values_of(given_values)
+        assert named in str(caught.value)
+        assert "sampling.parameters" in str(caught.value)
 
 
 def test_captions_say_what_a_task_is() -> None:
-    said = {
+    captions = {
         "high_notes": ((30,), "high_notes, 30 percent"), "top_line": ((), "top_line"),
         "infill": ((7, 4), "infill, from 3.5 s, 2 s long"), "continuation": ((25,), "continuation, after 25 percent"),
         "timing_denoising": ((7,), "timing_denoising, off by up to 0.07 s"),
         "velocity_denoising": ((20,), "velocity_denoising, off by up to 20"),
     }  # fmt: skip
-    assert {name: TASKS[name].describe(values) for name, (values, _) in said.items()} == {
-        n: w for n, (_, w) in said.items()
+    assert {name: TASKS[name].describe(values) for name, (values, _) in captions.items()} == {
+        n: w for n, (_, w) in captions.items()
     }
 
 
@@ -401,3 +402,105 @@ def test_the_guide_has_every_task_with_its_parameters() -> None:
 def test_listing_tasks_needs_no_torch() -> None:
     code = "import sys, rung.recipes.piano.tasks as t; t.parse('all'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# As tokens
+
+
+def names(ids: np.ndarray) -> list[str]:
+    return [TOKENIZER.names[int(i)] for i in ids]
+
+
+@given(NOTES.map(to_midpoints), asked(), st.integers(0, 2**31))
+@example(
+    to_midpoints(from_units([(0, 7, 60, 64), (57, 3, 62, 64), (2999, 7, 64, 64)])), (TASKS["continuation"], (50,)), 0
+)
+def test_an_answer_is_read_as_it_was_written(notes: np.ndarray, what: tuple[Task, tuple[int, ...]], seed: int) -> None:
+    task, values = what
+    values = task.fitting(notes, values)
+    prompt, target = task.split(notes, values, seed)
+    origin_s = task.origin(prompt, values)
+    asked_ids, answered = question(task, values, prompt), answer(target, origin_s)
+    assert same(read_answer(answered, origin_s), target)
+    whole = np.concatenate([asked_ids, answered, np.full(3, PAD, dtype=np.uint16)])
+    assert same(read_answer(whole, origin_s), target)  # a whole row, as it is trained on
+    assert same(task.join(prompt, read_answer(whole, origin_s)), notes)
+
+
+@given(NOTES.map(to_midpoints), asked(), st.integers(0, 2**31))
+def test_a_row_is_question_genai_answer_eogenai(
+    notes: np.ndarray, what: tuple[Task, tuple[int, ...]], seed: int
+) -> None:
+    task, values = what
+    values = task.fitting(notes, values)
+    prompt, target = task.split(notes, values, seed)
+    prefix = prefix_of("maestro-v3", "Johann Sebastian Bach")
+    asked_ids, answered = question(task, values, prompt, prefix), answer(target, task.origin(prompt, values))
+    assert asked_ids.dtype == answered.dtype == np.uint16
+    head = ["<CLS>", "<DATASET_MAESTRO>", "<COMPOSER_BACH>", f"<TASK_{task.name.upper()}>"]
+    head += [f"<PARAMETER_{value}>" for value in values]
+    assert names(asked_ids[: len(head)]) == head
+    special = CLASSES.index("special")
+    inner = np.concatenate([asked_ids[len(head) : -1], answered[:-1]])
+    assert (TOKENIZER.token_class(inner) != special).all()  # nothing but events between the marks
+    assert asked_ids[-1] == GENAI
+    assert answered[-1] == EOGENAI
+    # The prompt is on the time of the piece, from 0; its velocities as far as bins go.
+    assert same(TOKENIZER.decode(asked_ids), to_midpoints(prompt))
+    assert np.array_equal(question(task, values, prompt), asked_ids[[0, *range(3, len(asked_ids))]])
+
+
+@given(st.lists(st.tuples(NOTES.map(to_midpoints), asked(), st.integers(0, 2**31)), min_size=1, max_size=4))
+def test_rows_made_together_are_each_its_question_and_answer(
+    asked_for: list[tuple[np.ndarray, tuple[Task, tuple[int, ...]], int]],
+) -> None:
+    examples = []
+    for notes, (task, values), seed in asked_for:
+        values = task.fitting(notes, values)
+        examples.append(Example(task, values, *task.split(notes, values, seed), prefix=prefix_of("asap", "Liszt")))
+    for row, one in zip(sequences(examples), examples, strict=True):
+        origin_s = one.task.origin(one.prompt, tuple(one.values))
+        asked_ids = question(one.task, one.values, one.prompt, one.prefix)
+        apart = np.concatenate([asked_ids, answer(one.target, origin_s)])
+        assert row.dtype == np.uint16
+        assert np.array_equal(row, apart)
+
+
+def test_one_row_token_by_token() -> None:
+    notes = make([0, 0.5, 1.25], [0.5, 1.0, 1.5], [60, 64, 67], 66)
+    prompt, target = TASKS["infill"].split(notes, (2, 3), 0)
+    assert names(question(TASKS["infill"], (2, 3), prompt)) == [
+        "<CLS>", "<TASK_INFILL>", "<PARAMETER_2>", "<PARAMETER_3>",
+        "VELOCITY_16", "NOTE_ON_60", "TIME_32", "TIME_16", "TIME_2", "NOTE_OFF_60",
+        "VELOCITY_16", "NOTE_ON_64", "TIME_32", "TIME_16", "TIME_2", "NOTE_OFF_64", "<GENAI>",
+    ]  # fmt: skip
+    assert names(answer(target, 1.0)) == [
+        "TIME_16", "TIME_8", "TIME_1", "VELOCITY_16", "NOTE_ON_67", "TIME_16", "TIME_8", "TIME_1", "NOTE_OFF_67",
+        "<EOGENAI>",
+    ]  # fmt: skip
+
+
+def test_what_a_model_says_need_not_be_well_formed() -> None:
+    target = make([1, 2], [2, 3], [60, 64], 66)
+    answered = answer(target, 1.0)
+    more = np.concatenate([answered, TOKENIZER.encode(make(0, 1, 70, 66)), [EOGENAI]])
+    assert same(read_answer(more, 1.0), target)  # all after the first <EOGENAI> is passed over
+    assert same(read_answer(answered[:-1], 1.0), target)  # cut off before it
+    assert same(read_answer(answered[:-2], 1.0), target[:1])
+    for ids in ([], [EOGENAI], [GENAI], [GENAI, EOGENAI], [CLS, PAD, GENAI, PAD]):
+        assert len(read_answer(np.array(ids, dtype=np.uint16), 2.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "composer", "tokens"),
+    [
+        ("maestro", "Frédéric Chopin", ["<DATASET_MAESTRO>", "<COMPOSER_CHOPIN>"]),
+        ("my_GiantMIDI-part", "bach_js", ["<DATASET_GIANTMIDI>", "<COMPOSER_BACH>"]),
+        ("tunes", "", ["<DATASET_OTHER>", "<COMPOSER_OTHER>"]),
+        ("tunes", "Offenbach", ["<DATASET_OTHER>", "<COMPOSER_OTHER>"]),
+        ("", "Mozart, W. A.", ["<DATASET_OTHER>", "<COMPOSER_MOZART>"]),
+        ("ＡＳＡＰ \x1b[31m", "\u202eLiszt", ["<DATASET_OTHER>", "<COMPOSER_LISZT>"]),
+    ],
+)
+def test_the_prefix_names_what_has_a_token(dataset: str, composer: str, tokens: list[str]) -> None:
+    assert names(np.array(prefix_of(dataset, composer))) == tokens

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rung.recipes.piano import data, midi, notes
+from rung.recipes.piano.tokenizer import BIN_WIDTH, EOGENAI, TOKENIZER
 
 SPLIT_SEED = 1  # puts a piece of each composer into validation
 
@@ -17,6 +18,25 @@ def from_units(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
         return np.empty(0, dtype=notes.NOTE)
     start, length, pitch, velocity = np.array(rows).T
     return notes.make(start * 0.01, (start + length) * 0.01, pitch, velocity)
+
+
+def to_midpoints(some: np.ndarray) -> np.ndarray:
+    """The same notes with the velocities that decoding gives."""
+    some = notes.in_order(some)
+    some["velocity"] = some["velocity"].clip(0, 127) // BIN_WIDTH * BIN_WIDTH + BIN_WIDTH // 2
+    return some
+
+
+def answer(target: np.ndarray, origin_s: float) -> np.ndarray:
+    """What a model is to say: the target from `origin_s` on, and <EOGENAI>."""
+    return np.append(TOKENIZER.encode(notes.moved(target, -origin_s)), np.uint16(EOGENAI))
+
+
+def notes_of_tune(number: int, num_notes: int = 12, at: float = 0.0) -> np.ndarray:
+    """A tune that no other number has."""
+    rng = np.random.default_rng(number)
+    start = at + np.arange(num_notes) * 0.25
+    return notes.make(start, start + 0.2, rng.integers(40, 90, num_notes), rng.integers(1, 128, num_notes))
 
 
 def tune(seed: int, num_notes: int = 24) -> bytes:

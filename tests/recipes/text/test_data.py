@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data.store import Store
-from rung.errors import ConfigError, DataError
-from rung.recipes.text import packing
+from rung.errors import DataError
+from rung.recipes.text import data as text_data
 from rung.recipes.text.data import Settings, prepare
-from rung.recipes.text.splits import Entry, assign_splits, limited, without_leaks
+from rung.recipes.text.splits import DocumentInfo, assign_splits, limited, without_leaks
 from rung.recipes.text.tokenizer import Tokenizer
 from tests.conftest import shared_data
+from tests.errors import raises_code
 
 BYTES = Settings(tokenizer="bytes")
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -184,8 +185,9 @@ def test_copies_of_held_out_documents_leave_train(tmp_path: Path) -> None:
 
 def test_nothing_left_to_train_on(tmp_path: Path) -> None:
     folder = published(tmp_path / "in", train=["the same text"], test=["The same  text"], validation=["another"])
-    with pytest.raises(DataError, match="no document is left to train on: 1 of 3 are copies"):
+    with raises_code("data-empty") as caught:
         prepare(folder, tmp_path / "out", BYTES)
+    assert "1 of 3" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -193,7 +195,7 @@ entries = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.integers(1, 500), st.integers(0, 40)), min_size=1
 ).map(
     lambda rows: [
-        Entry(place, category, f"g{group}", f"f:{place}", place, size, f"{text}", f"{text}")
+        DocumentInfo(place, category, f"g{group}", f"f:{place}", place, size, f"{text}", f"{text}")
         for place, (category, group, size, text) in enumerate(rows)
     ]
 )
@@ -201,7 +203,7 @@ entries = st.lists(
 
 @given(entries, st.integers(0, 3))
 @settings(max_examples=200)
-def test_groups_stay_together_and_every_category_is_held_out(rows: list[Entry], seed: int) -> None:
+def test_groups_stay_together_and_every_category_is_held_out(rows: list[DocumentInfo], seed: int) -> None:
     found, _ = assign_splits(rows, 0.05, seed)
     assert [entry.place for entry in found if entry.split == "train" or entry.span is None] == list(range(len(rows)))
     for category in {entry.category for entry in rows}:
@@ -221,7 +223,7 @@ def test_groups_stay_together_and_every_category_is_held_out(rows: list[Entry], 
 
 
 def test_the_share_that_is_held_out() -> None:
-    rows = [Entry(n, "a", f"g{n}", f"f:{n}", n, 100 + n % 50, str(n), str(n)) for n in range(1000)]
+    rows = [DocumentInfo(n, "a", f"g{n}", f"f:{n}", n, 100 + n % 50, str(n), str(n)) for n in range(1000)]
     sizes: Counter[str] = Counter()
     for entry in assign_splits(rows, 0.05, 0)[0]:
         sizes[entry.split] += entry.num_characters
@@ -230,7 +232,7 @@ def test_the_share_that_is_held_out() -> None:
 
 
 @given(entries, st.integers(0, 3))
-def test_no_text_is_in_train_and_held_out(rows: list[Entry], seed: int) -> None:
+def test_no_text_is_in_train_and_held_out(rows: list[DocumentInfo], seed: int) -> None:
     dropped: dict[str, int] = {}
     found = assign_splits(rows, 0.1, seed)[0]
     try:
@@ -258,7 +260,7 @@ def test_what_is_not_published_is_held_out(names: tuple[str, ...], tmp_path: Pat
 
 
 @given(entries, st.integers(1, 30), st.integers(0, 3))
-def test_a_limit_is_spread_over_categories(rows: list[Entry], most: int, seed: int) -> None:
+def test_a_limit_is_spread_over_categories(rows: list[DocumentInfo], most: int, seed: int) -> None:
     found = assign_splits(rows, 0.1, seed)[0]
     kept = limited(found, most, seed)
     assert set(kept) <= set(found)
@@ -291,8 +293,9 @@ def test_short_documents_are_counted(tmp_path: Path) -> None:
     store = made(source, tmp_path / "out", Settings(tokenizer="bytes", min_tokens=4))
     assert store.info["dropped"]["short"] == 2
     assert [text_of(store, n) for n in range(len(store.index))] == [row["text"] for row in rows[:20]]
-    with pytest.raises(DataError, match=r"no document of the train split has 9999 tokens \(dataset\.min_tokens\)"):
+    with raises_code("data-empty") as caught:
         prepare(source, tmp_path / "other", Settings(tokenizer="bytes", min_tokens=9999))
+    assert "dataset.min_tokens" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
@@ -318,14 +321,16 @@ def test_half_a_character_is_quarantined(tmp_path: Path) -> None:
 def test_nothing_but_bad_files(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"no text to learn from in in: 1 could not be used, the first, a\.txt, is not"):
+    with raises_code("data-empty") as caught:
         prepare(tmp_path / "in", tmp_path / "out", BYTES)
+    assert "a.txt" in str(caught.value)
 
 
 def test_an_unknown_character_names_its_document(tmp_path: Path) -> None:
     folder = published(tmp_path / "in", train=[words(n) for n in range(5)], validation=["alpha ☃"])
-    with pytest.raises(DataError, match=r"validation\.jsonl:1: .*U\+2603"):
+    with raises_code("unknown-character") as caught:
         prepare(folder, tmp_path / "out", Settings(tokenizer="characters"))
+    assert "validation.jsonl:1" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"], "nothing is left behind"
 
 
@@ -334,7 +339,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Bytes, "vocab_size", 100)
     folder = published(tmp_path / "in", train=[words(n) for n in range(5)], validation=["alpha"])
-    with pytest.raises(DataError, match="gave id 256, but has a vocabulary of 100"):
+    with raises_code("tokenizer-damaged"):
         prepare(folder, tmp_path / "out", BYTES)
 
 
@@ -345,18 +350,19 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path) -> None:
         if what == "reading" and done:
             jsonl(file, [{"text": words(n + 100)} for n in range(5)])
 
-    with pytest.raises(DataError, match=r"has changed while it was read, at rows\.jsonl:1; start again"):
+    with raises_code("data-mismatch") as caught:
         prepare(file, tmp_path / "out", BYTES, report=change)
+    assert "rows.jsonl:1" in str(caught.value)
 
 
 def test_a_place_that_is_taken_is_found_before_anything_is_read(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "in/rows.jsonl", [{"text": words(n)} for n in range(20)])
     before = made(source, tmp_path / "out").fingerprint
-    with pytest.raises(DataError, match="exists already; pass --replace"):
+    with raises_code("data-exists"):
         prepare(tmp_path / "nowhere", tmp_path / "out", BYTES)
-    with pytest.raises(DataError, match="lie in each other"):
+    with raises_code("options-conflict"):
         prepare(source.parent, source.parent / "out", BYTES)
-    with pytest.raises(DataError, match="there is no file or folder"):
+    with raises_code("no-data"):
         prepare(tmp_path / "nowhere", tmp_path / "out", BYTES, replace=True)
     assert Store.open(tmp_path / "out").fingerprint == before, "what is there stays until the new one is whole"
     assert made(source, tmp_path / "out", replace=True).fingerprint == before
@@ -366,8 +372,9 @@ def test_a_place_that_is_taken_is_found_before_anything_is_read(tmp_path: Path) 
     "wrong", [{"held_out": 0.5}, {"held_out": 0.0}, {"min_tokens": 0}, {"max_examples_per_split": -1}]
 )
 def test_settings_out_of_range(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"dataset.{next(iter(wrong))}="):
+    with raises_code("bad-value") as caught:
         prepare(None, tmp_path / "out", Settings(**wrong))
+    assert f"dataset.{next(iter(wrong))}=" in str(caught.value)
 
 
 def test_names_are_stripped_only_where_asked(tmp_path: Path) -> None:
@@ -386,9 +393,9 @@ def test_names_are_stripped_only_where_asked(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 900)), st.integers(1, 5), st.integers(1, 1000))
 def test_shards_hold_every_document_once(sizes: list[int], most: int, characters: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "SHARD_DOCUMENTS", most)
-        patch.setattr(packing, "SHARD_CHARACTERS", characters)
-        shards = packing.cut(sizes)
+        patch.setattr(text_data, "SHARD_DOCUMENTS", most)
+        patch.setattr(text_data, "SHARD_CHARACTERS", characters)
+        shards = text_data.cut(sizes)
     assert [number for shard in shards for number in shard] == list(range(len(sizes)))
     for shard in shards:
         assert 1 <= len(shard) <= most

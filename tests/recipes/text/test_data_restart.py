@@ -16,13 +16,13 @@ from tests.recipes.text.test_data import jsonl, words
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from rung.recipes.text import packing
+from rung.recipes.text import data
 from rung.recipes.text.data import Settings, prepare
 from rung.recipes.text.tokenizer import Bytes, Subwords
 from rung.recipes.text import tokenizer
 
 source, out, kind, kill_at, vocab_size = sys.argv[1:]
-packing.SHARD_DOCUMENTS = 8
+data.SHARD_DOCUMENTS = 8
 done = {"documents": 0, "learned": 0}
 
 def counting(cls):

@@ -47,10 +47,10 @@ def test_the_limit_is_an_option_too(rung: Rung, papers: Path) -> None:
         (["--full", "--max-examples-per-split", "3"], "contradicts --full"),
         (["--max-examples-per-split", "0"], "0 is not in the range x>=1"),
         (["--full", "dataset.max_examples_per_split=3"], "given twice"),
-        (["--from", "nowhere"], "there is no file or folder nowhere"),
-        (["--from", "nobody/none"], "nobody/none is no file or folder here, not in the cache"),
-        (["--from", "empty"], "no text under empty"),
-        (["dataset.tokenizer=gpt9"], "dataset.tokenizer=gpt9 is neither"),
+        (["--from", "nowhere"], "[no-data]"),
+        (["--from", "nobody/none"], "[no-data]"),
+        (["--from", "empty"], "[no-data]"),
+        (["dataset.tokenizer=gpt9"], "[bad-value]"),
     ],
 )
 def test_mistakes_get_one_sentence(rung: Rung, tmp_path: Path, words_: list[str], message: str) -> None:

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from rung.cli.resolve import resolve
 from rung.data.store import Store
-from rung.errors import CheckpointError
 from rung.nn import hf
-from rung.recipe import Draw
+from rung.nn.transformer import Transformer
+from rung.random import Draw
 from rung.recipes.text.config import Model
-from rung.recipes.text.model import build_model, part_names
+from rung.recipes.text.model import part_names
 from rung.recipes.text.recipe import Text
 from rung.recipes.text.tokenizer import learn
+from rung.resolve import resolve
 from tests.contract.cases import Case, text
+from tests.errors import raises_code
 from tests.recipes.text.stores import Document, write_store
 
 transformers = pytest.importorskip("transformers")
@@ -39,14 +40,14 @@ def test_the_table_has_the_size_of_pythias(preset: str, vocab_size: int) -> None
 
 
 def test_pythia_14m_has_its_published_number_of_parameters() -> None:
-    model = build_model(model_keys("pythia-14m"), PYTHIA_VOCAB, seed=0)
+    model = Transformer(model_keys("pythia-14m").shape(PYTHIA_VOCAB), seed=0)
     assert sum(p.numel() for p in model.parameters()) == 14_067_712
 
 
 @pytest.mark.parametrize("preset", ["pythia-14m", "pythia-70m", "gpt2", "tiny"])
 def test_the_first_loss_is_that_of_a_guess(preset: str) -> None:
     vocab_size = 5_000
-    model = build_model(model_keys(preset), vocab_size, seed=0).eval()
+    model = Transformer(model_keys(preset).shape(vocab_size), seed=0).eval()
     ids = torch.randint(vocab_size, (2, 60), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
@@ -64,7 +65,7 @@ def test_the_first_loss_is_that_of_a_guess(preset: str) -> None:
 )
 def test_logits_are_those_of_transformers(preset: str, words: list[str], kind: str, tmp_path: Path) -> None:
     keys = resolve("text", [f"preset={preset}", *words]).config.view("recipe").model
-    model = build_model(keys, 3_000, seed=1).eval()
+    model = Transformer(keys.shape(3_000), seed=1).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # zeros and ones would hide an exchange of two weights
             if name.endswith("bias") or "norm" in name:
@@ -81,7 +82,7 @@ def test_logits_are_those_of_transformers(preset: str, words: list[str], kind: s
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "llama"])
 def test_no_prediction_sees_what_comes_after_it(architecture: str) -> None:
-    model = build_model(Model(architecture=architecture, context_size=16), 50, seed=0).eval()  # type: ignore[arg-type]
+    model = Transformer(Model(architecture=architecture, context_size=16).shape(50), seed=0).eval()  # type: ignore[arg-type]
     ids = torch.randint(50, (1, 16), generator=torch.Generator().manual_seed(0))
     changed = ids.clone()
     changed[0, 9:] = (changed[0, 9:] + 1) % 50
@@ -142,14 +143,14 @@ def test_a_model_of_others_is_measured_by_the_same_loss(case: Case, kind: str, m
     recipe = recipe_of(case, "data.context_size=32")
     theirs = save_theirs(tmp_path, kind, recipe.vocab_size + 34)
     shutil.copy(recipe.store.path / "tokenizer.json", tmp_path)
-    ours = recipe.foreign(tmp_path)
+    ours = recipe.load_external(tmp_path)
     assert type(ours).__name__ == made
-    stream = recipe.held_out("test")["test"]
+    stream = recipe.streams("test")["test"]
     rows = np.arange(4)
     arrays = stream.gather(rows, Draw(0, -1, rows))
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     with torch.no_grad():
-        losses, weights = recipe.target_losses(ours, batch, Draw(0, -1, rows))
+        losses, weights = recipe.objectives(ours)[0].loss(batch, Draw(0, -1, rows)).targets[:2]
         tokens = batch["tokens"].long()
         logits = theirs(tokens[:, :-1].clamp(max=recipe.vocab_size - 1)).logits
         targets = tokens[:, 1:]
@@ -160,21 +161,24 @@ def test_a_model_of_others_is_measured_by_the_same_loss(case: Case, kind: str, m
 def test_models_that_cannot_read_the_data_are_refused(case: Case, tmp_path: Path) -> None:
     recipe = recipe_of(case, "data.context_size=32")
     size = recipe.vocab_size
-    with pytest.raises(CheckpointError, match=r"no folder of a Hugging Face model"):
-        recipe.foreign(tmp_path / "none")
+    with raises_code("no-checkpoint"):
+        recipe.load_external(tmp_path / "none")
     save_theirs(tmp_path / "few", "gpt_neox", size - 1)
-    with pytest.raises(CheckpointError, match=rf"vocabulary of {size - 1}.*dataset.tokenizer="):
-        recipe.foreign(tmp_path / "few")
+    with raises_code("tokenizer-mismatch") as caught:
+        recipe.load_external(tmp_path / "few")
+    assert "dataset.tokenizer=" in str(caught.value)
     save_theirs(tmp_path / "many", "gpt_neox", 5_000)
-    with pytest.raises(CheckpointError, match=r"no tokenizer.json, and a vocabulary of 5000"):
-        recipe.foreign(tmp_path / "many")
+    with raises_code("tokenizer-mismatch"):
+        recipe.load_external(tmp_path / "many")
     other = learn("bpe", ["rye bakes with water"] * 9, 270).files["tokenizer.json"]
     (tmp_path / "many" / "tokenizer.json").write_bytes(other)
-    with pytest.raises(CheckpointError, match=r"is not the tokenizer of .*dataset.tokenizer="):
-        recipe.foreign(tmp_path / "many")
+    with raises_code("tokenizer-mismatch") as caught:
+        recipe.load_external(tmp_path / "many")
+    assert "dataset.tokenizer=" in str(caught.value)
     save_theirs(tmp_path / "short", "gpt_neox", size, context=31)
-    with pytest.raises(CheckpointError, match=r"has 31 positions, a row here has data.context_size=32"):
-        recipe.foreign(tmp_path / "short")
+    with raises_code("checkpoint-mismatch") as caught:
+        recipe.load_external(tmp_path / "short")
+    assert "31 positions" in str(caught.value)
 
 
 def test_a_folder_without_all_its_weights_is_refused(case: Case, tmp_path: Path) -> None:
@@ -187,8 +191,9 @@ def test_a_folder_without_all_its_weights_is_refused(case: Case, tmp_path: Path)
         gone = next(name for name in weights if "layers.1" in name and name.endswith("weight"))
         del weights[gone]
         save_file(weights, tmp_path / kind / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(CheckpointError, match="has no weight"):
-            recipe.foreign(tmp_path / kind)
+        with raises_code("checkpoint-damaged") as caught:
+            recipe.load_external(tmp_path / kind)
+        assert gone.split(".", 1)[1] in str(caught.value)
 
 
 def test_a_tokenizer_that_was_only_saved_otherwise_is_the_same(case: Case, tmp_path: Path) -> None:
@@ -197,5 +202,5 @@ def test_a_tokenizer_that_was_only_saved_otherwise_is_the_same(case: Case, tmp_p
     tree = json.loads(Store.open(recipe.store.path).path.joinpath("tokenizer.json").read_text())
     tree["truncation"] = {"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree, indent=2))
-    theirs = recipe.foreign(tmp_path)  # not refused, and it is their model
+    theirs = recipe.load_external(tmp_path)  # not refused, and it is their model
     assert theirs(torch.zeros((1, 3), dtype=torch.long)).shape == (1, 3, recipe.vocab_size)

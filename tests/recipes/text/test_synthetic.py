@@ -16,7 +16,8 @@ import torch
 from rung.engine.build import Setup
 from rung.engine.evaluate import eval_mode
 from rung.engine.loop import fit
-from rung.recipe import Draw, Recipe
+from rung.random import Draw
+from rung.recipe import Recipe
 from rung.recipes.text.recipe import Text
 from rung.runs.record import Record
 from tests.contract.cases import Case
@@ -27,7 +28,7 @@ WORDS = (
     "model.architecture=gpt2 model.n_layer=2 model.n_head=2 model.n_embd=32 data.batch_size=64 data.eval_windows=256 "
     f"data.context_size={CONTEXT} optimizer.name=muon optimizer.weight_decay=0 lr.learning_rate=1e-2 lr.min_lr=1e-4 "
     "lr.warmup_iters=30 eval_interval=0 checkpoint.every=0 checkpoint.best=false signals.layers_every=0 "
-    "signals.look_every=0 signals.probes=false sampling.num_tokens=8"
+    "signals.activation_stats_every=0 signals.probes=false sampling.num_tokens=8"
 )
 
 
@@ -75,14 +76,15 @@ def trained(data: Path, root: Path, steps: int, *words: str) -> Setup:
 def measure(setup: Setup, recipe: Recipe | None = None) -> Measured:
     """The loss of every target of a recipe's test set, through its own doors."""
     recipe = recipe or setup.recipe
-    stream = recipe.held_out("test")["test"]
+    stream = recipe.streams("test")["test"]
     rows = np.arange(stream.num_rows)
     draw = Draw(0, -1, rows)
     arrays = stream.gather(rows, draw)
     with eval_mode(setup.state.model):
-        losses, weights = recipe.target_losses(
-            setup.state.model, {name: torch.from_numpy(array) for name, array in arrays.items()}, draw
-        )
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        loss = recipe.objectives(setup.state.model)[0].loss(batch, draw)
+    assert loss.targets is not None
+    losses, weights = loss.targets[:2]
     assert weights.min() == weights.max() == 1
     documents = np.array([place["document"] for place in stream.places(rows)])
     components = stream.group_of(rows)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data.store import Store, StoreWriter
-from rung.errors import ConfigError, DataError
 from rung.recipes.text import tokenizer
 from rung.recipes.text.tokenizer import Tokenizer, learn, of_files
+from tests.errors import raises_code
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.\n" * 3,
@@ -62,8 +62,9 @@ def test_characters_are_numbered_as_nanogpt_does() -> None:
 def test_an_unknown_character_is_named(text: str) -> None:
     made = learn("characters", ["abc"], 0)
     odd = next(c for c in text if c not in "abc")
-    with pytest.raises(DataError, match=rf"U\+{ord(odd):04X}.*3 characters of the train split") as caught:
+    with raises_code("unknown-character") as caught:
         made.encode(text)
+    assert f"U+{ord(odd):04X}" in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 
@@ -162,8 +163,9 @@ def test_a_damaged_tokenizer_is_found(tmp_path: Path) -> None:
     store = store_with(learned("characters"), tmp_path / "store")
     file = store.path / "characters.json"
     file.write_bytes(file.read_bytes().replace(b"f", b"g"))
-    with pytest.raises(DataError, match=r"is damaged: characters\.json has hash"):
+    with raises_code("data-damaged") as caught:
         Tokenizer.of_store(Store.open(store.path))
+    assert "characters.json" in str(caught.value)
 
 
 # Of others
@@ -224,22 +226,17 @@ def test_a_foreign_tokenizer_agrees_with_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "vocab_size", "message"),
-    [
-        ("bpe", 256, "dataset.vocab_size=256 is too small"),
-        ("bpe", -1, "too small"),
-        ("bpe", 1 << 40, "too large"),
-        ("gpt2", 4096, "dataset.tokenizer=gpt2 is neither"),
-    ],
+    ("kind", "vocab_size"),
+    [("bpe", 256), ("bpe", -1), ("bpe", 1 << 40), ("gpt2", 4096)],
 )
-def test_what_cannot_be_a_tokenizer(kind: str, vocab_size: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be_a_tokenizer(kind: str, vocab_size: int) -> None:
+    with raises_code("bad-value"):
         tokenizer.check(kind, vocab_size)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+    with raises_code("no-file"):
         tokenizer.check(str(tmp_path), 0)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="cannot be read"):
+    with raises_code("tokenizer-damaged"):
         tokenizer.check(str(tmp_path), 0)

@@ -1,4 +1,4 @@
-"""If this fails, a model is told of other moves than the camera made."""
+"""If this fails, a model gets other moves than the camera made."""
 
 import numpy as np
 import pytest

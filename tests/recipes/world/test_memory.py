@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.data.store import Store
-from rung.errors import DataError
-from rung.recipe import Draw
+from rung.random import Draw
 from rung.recipes.world.config import Scale, parse_scale
 from rung.recipes.world.dream import memory_of, roll
 from rung.recipes.world.memory import push, recall, shrink, span, to_frame, to_signal
 from rung.recipes.world.stream import Moments
+from tests.errors import raises_code
 from tests.recipes.world.stores import write_store
 
 SCALES = [Scale(2, 64, 48), Scale(4, 32, 24), Scale(9, 8, 6), Scale(12, 4, 3)]
@@ -89,7 +89,7 @@ def test_no_row_leaves_its_record(lengths: list[int], horizon: int, data: st.Dat
     store = _numbered(lengths)
     num_rows = sum(max(0, n - 3) for n in lengths)
     if not num_rows:
-        with pytest.raises(DataError, match="no stretch of 4 frames"):
+        with raises_code("too-few"):
             Moments(store, "train", scales, lambda step: horizon)
         return
     stream = Moments(store, "train", scales, lambda step: horizon)
@@ -128,14 +128,16 @@ def _numbered(lengths: list[int]) -> Store:
     return store
 
 
-@pytest.mark.parametrize(("text", "wrong"), [("4@64", "frames@widthxheight"), ("0@64x48", "not a scale")])
-def test_a_scale_that_cannot_be_read_is_refused(text: str, wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong):
+@pytest.mark.parametrize("text", ["4@64", "0@64x48"])
+def test_a_scale_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         parse_scale(text)
 
 
 def test_sizes_that_the_store_does_not_have_are_refused(store: Store) -> None:
-    with pytest.raises(DataError, match=r"128x96.*64x48, 32x24"):
+    with raises_code("size-mismatch") as caught:
         Moments(store, "train", [Scale(2, 128, 96)])
-    with pytest.raises(DataError, match=r"2x1\.5"):
+    assert "64x48, 32x24" in str(caught.value)
+    with raises_code("size-mismatch") as caught:
         Moments(store, "train", [Scale(2, 64, 48), Scale(2, 2, 1)])
+    assert "2x1.5" in str(caught.value)

@@ -12,7 +12,7 @@ from rung.engine.build import Setup
 from rung.engine.clock import Clock
 from rung.engine.evaluate import eval_mode
 from rung.engine.state import set_training
-from rung.recipe import Draw
+from rung.random import Draw
 from rung.recipes.world.dream import memory_of
 from rung.recipes.world.losses import last_of
 from rung.recipes.world.memory import to_signal
@@ -22,7 +22,7 @@ from tests.contract.cases import world as world_case
 from tests.recipes.world.stores import write_store
 from tests.recipes.world.synthetic import PIXELS_PER_RADIAN, ZOOM_PER_UNIT, film
 
-WORDS = (
+OVERRIDES = (
     "stage=open_loop", "context.noise=0", "model.memory=[2@32x24,4@8x6]", "model.width=12", "data.batch_size=16",
     "evaluation.horizon=8", "evaluation.num_rollouts=16", "optimizer.max_iters=220", "lr.learning_rate=3e-3",
 )  # fmt: skip
@@ -34,13 +34,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(path, (600, 600, 100), splits=("train", "train", "validation"))
 
 
-def trained(data: Path, *words: str) -> Setup:
-    setup = world_case(data).setup(*WORDS, *words)
+def trained(data: Path, *overrides: str) -> Setup:
+    setup = world_case(data).setup(*OVERRIDES, *overrides)
     set_training(setup.state.model)
-    feed = setup.feed()
+    prefetcher = setup.prefetcher()
     for step in range(setup.num_steps or 0):
-        setup.stepper.step(step, feed.take(step), setup.schedule.lr(step, []), Clock())
-    feed.close()
+        setup.stepper.step(step, prefetcher.take(step), setup.schedule.lr(step, []), Clock())
+    prefetcher.close()
     return setup
 
 
@@ -74,22 +74,22 @@ def test_a_small_model_learns_a_known_world(data: Path) -> None:
 
 
 def test_a_model_that_knows_nothing_is_no_better_than_copying(data: Path) -> None:
-    setup = world_case(data).setup(*WORDS, "adversarial.weight=0")
+    setup = world_case(data).setup(*OVERRIDES, "adversarial.weight=0")
     found = setup.evaluator.run(setup.state.model)["rollout"]
     assert found["l1@1"] > 0.9 * found["persistence@1"]
     assert found["controls_other"] == pytest.approx(found["controls_own"], rel=0.02)
 
 
 def test_baselines_are_plain_means_over_the_same_rows(data: Path) -> None:
-    setup = world_case(data).setup(*WORDS, "adversarial.weight=0")
+    setup = world_case(data).setup(*OVERRIDES, "adversarial.weight=0")
     found = setup.evaluator.run(setup.state.model)
     frames = np.asarray(setup.recipe.store.arrays["frames_2"][1200:]).astype(np.float64) / 127.5 - 1  # type: ignore[attr-defined]
     past = 4
     want = np.abs(frames[past:] - frames[past - 1 : -1]).mean()
     assert found["validation"]["persistence"] == pytest.approx(want, rel=1e-5)
-    told = setup.streams["validation"].baselines
-    assert told["persistence"] == pytest.approx(want, rel=1e-5)
-    assert told["mean_frame"] == pytest.approx(found["validation"]["mean_frame"], rel=1e-5)
+    baselines = setup.streams["validation"].baselines
+    assert baselines["persistence"] == pytest.approx(want, rel=1e-5)
+    assert baselines["mean_frame"] == pytest.approx(found["validation"]["mean_frame"], rel=1e-5)
     starts = range(past, 100, 96 // 16)
     for horizon in (1, 4, 8):
         inside = [s for s in starts if s + horizon <= 100]

@@ -11,10 +11,11 @@ import torch
 
 from rung.engine.build import Setup
 from rung.engine.evaluate import eval_mode
-from rung.errors import UserError
-from rung.recipe import Draw, Player
+from rung.random import Draw
+from rung.recipe import Player
 from rung.recipes.world.memory import to_frame
 from tests.contract.cases import world as world_case
+from tests.errors import raises_code
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_recorded_controls_called_pitch_and_roll_are_sticks_and_no_angles(setup:
 def test_a_frame_that_is_not_finite_is_not_shown(setup: Setup, player: Player) -> None:
     with torch.no_grad():
         next(setup.state.model.parameters()).fill_(float("nan"))
-    with pytest.raises(UserError, match="not finite"):
+    with raises_code("not-finite"):
         player.walk(0).step({})
 
 
@@ -150,7 +151,7 @@ def test_what_is_told_is_plain_and_places_are_checked(player: Player) -> None:
     about = json.loads(json.dumps(player.about()))
     assert about["intents"] == ["forward", "right", "turn", "look"]
     for place in (-1, len(about["places"])):
-        with pytest.raises(UserError, match="does not exist"):
+        with raises_code("no-place"):
             player.walk(place)
-    with pytest.raises(UserError, match="recorded steps"):
+    with raises_code("bad-range"):
         player.walk(0, about["places"][0]["length"] + 1)

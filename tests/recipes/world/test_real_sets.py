@@ -33,8 +33,8 @@ SMALL = [
 def test_a_real_set_is_prepared_looked_at_trained_on_and_sampled(
     rung: Rung, tmp_path: Path, name: str, num_frames: int
 ) -> None:
-    words = ["--from", shared_data(name), "--name", "place", "dataset.width=64", "dataset.height=48"]
-    rung("data", "world", *words)
+    args = ["--from", shared_data(name), "--name", "place", "dataset.width=64", "dataset.height=48"]
+    rung("data", "world", *args)
     assert json.loads(rung("data", "show", "place", "--json").stdout)["arrays"]["frames"]["rows"] == num_frames
     rung("data", "world", "--report", "--name", "place")
     assert (tmp_path / "data" / "place-report" / "report.md").is_file()

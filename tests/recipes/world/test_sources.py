@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rung.errors import DataError
 from rung.recipes.world.config import Dataset
+from rung.recipes.world.controls import intents, lead_to_kept
 from rung.recipes.world.memory import shrink
-from rung.recipes.world.packing.controls import intents, lead_to_kept
-from rung.recipes.world.sources import timing
-from rung.recipes.world.sources.episode import Episode
+from rung.recipes.world.sources.episode import Episode, cut
 from rung.recipes.world.sources.find import find_episodes
-from rung.recipes.world.sources.images import crop, fit, read_image
+from rung.recipes.world.sources.frames import crop, fit, read_image
+from tests.errors import raises_code
 from tests.recipes.world.synthetic import film
 
 REEL = film(12, seed=5, height=12, width=16)
@@ -157,8 +156,9 @@ def test_rows_without_names_take_the_pictures_in_order(tmp_path: Path) -> None:
     (episode,) = find_episodes(tmp_path, Dataset())
     np.testing.assert_array_equal(frames_of(episode), REEL.frames)  # 10.png is not the second
     (tmp_path / "11.png").unlink()
-    with pytest.raises(DataError, match=r"12 rows .* 11 pictures"):
+    with raises_code("count-mismatch") as caught:
         find_episodes(tmp_path, Dataset())
+    assert {"12", "11"} <= set(str(caught.value).split())
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -197,8 +197,9 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         return original(self)
 
     monkeypatch.setattr(Path, name, refuse)
-    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'a'}.*: Permission denied"):
+    with raises_code("cannot-read") as caught:
         find_episodes(tmp_path, Dataset())
+    assert str(tmp_path / "a") in str(caught.value)
 
 
 def test_folders_of_recordings(tmp_path: Path) -> None:
@@ -211,37 +212,39 @@ def test_folders_of_recordings(tmp_path: Path) -> None:
 def test_bad_tables_are_refused_with_what_and_where(tmp_path: Path) -> None:
     rows = table(tmp_path, angle=lambda i: i, pose=[pose.ravel().tolist() for pose in REEL.poses])
 
-    def refused(changed: dict[int, dict[str, Any]], match: str) -> None:
+    def refused(changed: dict[int, dict[str, Any]], code: str, value: str) -> None:
         jsonl(tmp_path / "frames.jsonl", [row | changed.get(i, {}) for i, row in enumerate(rows)])
-        with pytest.raises(DataError, match=match):
+        with raises_code(code) as caught:
             find_episodes(tmp_path, Dataset())
+        assert value in str(caught.value)
 
-    refused({4: {"image": "gone.png"}}, r"lists 12 pictures, 11 are there; .*gone\.png")
-    refused({4: {"image": None}}, "row 5 of 12 names no picture")
-    refused({4: {"t": None}}, "row 5 of 12 has no t")
-    refused({4: {"t": "soon"}}, "row 5: t is 'soon', not a number")
-    refused({4: {"pose": [1, 2, 3]}}, "3, 16 numbers")
-    refused({4: {"pose": [2.0] * 16}}, r"row 5: the pose is not a rotation and a place \(1 of 12")
-    refused({i: {"pose": [1, 2]} for i in range(12)}, "6, 7, 12 or 16 numbers, not 2")
+    refused({4: {"image": "gone.png"}}, "no-file", "gone.png")
+    refused({4: {"image": None}}, "bad-table", "row 5")
+    refused({4: {"t": None}}, "bad-table", "row 5")
+    refused({4: {"t": "soon"}}, "bad-table", "row 5: t is 'soon'")
+    refused({4: {"pose": [1, 2, 3]}}, "bad-table", "3, 16")
+    refused({4: {"pose": [2.0] * 16}}, "bad-pose", "row 5")
+    refused({i: {"pose": [1, 2]} for i in range(12)}, "bad-pose", "6, 7, 12 or 16")
     (tmp_path / "frames.jsonl").write_text('{"image": "0.png"}\n{oops\n')
-    with pytest.raises(DataError, match="line 2 is not JSON"):
+    with raises_code("bad-table") as caught:
         find_episodes(tmp_path, Dataset())
+    assert "line 2" in str(caught.value)
     (tmp_path / "frames.jsonl").write_text("\n")
-    with pytest.raises(DataError, match="has no rows"):
+    with raises_code("table-empty"):
         find_episodes(tmp_path, Dataset())
 
 
 def test_what_is_not_a_source(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no"):
+    with raises_code("no-file"):
         find_episodes(tmp_path / "nowhere", Dataset())
-    with pytest.raises(DataError, match="nothing to learn from in"):
+    with raises_code("no-data"):
         find_episodes(tmp_path, Dataset())
     numbered(tmp_path)
-    with pytest.raises(DataError, match="neither a film"):
+    with raises_code("not-supported"):
         find_episodes(tmp_path / "0.png", Dataset())
     jsonl(tmp_path / "a.jsonl", [{"t": 0}])
     jsonl(tmp_path / "b.jsonl", [{"t": 0}])
-    with pytest.raises(DataError, match="several tables"):
+    with raises_code("too-many"):
         find_episodes(tmp_path, Dataset())
 
 
@@ -281,12 +284,13 @@ def test_what_was_deleted_from_a_tub(tmp_path: Path, deleted: Any) -> None:
     jsonl(tmp_path / "catalog_0.catalog", [record(i, name) | {"_session_id": "0"} for i, name in enumerate(names)])
     (tmp_path / "manifest.json").write_text(json.dumps({"deleted_indexes": deleted}))
     if deleted == 3:
-        with pytest.raises(DataError, match=r"manifest\.json: deleted_indexes is 3, not a list"):
+        with raises_code("bad-table") as caught:
             find_episodes(tmp_path, Dataset())
+        assert "manifest.json" in str(caught.value)
         return
     (episode,) = find_episodes(tmp_path, Dataset())
     assert episode.num_frames == 12 - len(deleted or [])
-    parts, _ = timing.cut(episode.times, 1.0, episode.breaks)
+    parts, _ = cut(episode.times, 1.0, episode.breaks)
     # no control leads over a hole, however short: a new stretch begins after each
     assert [(part.start, part.stop) for part in parts] == ([(0, 2), (2, 8), (8, 10)] if deleted else [(0, 12)])
 
@@ -324,11 +328,12 @@ def test_kitti(tmp_path: Path) -> None:
     assert episode.poses is not None
     np.testing.assert_allclose(episode.poses, REEL.poses, atol=1e-12)
     np.savetxt(tmp_path / "times.txt", [*np.arange(4), np.nan, *np.arange(5, 12)])
-    with pytest.raises(DataError, match=r"times\.txt, line 5 has the time nan"):
+    with raises_code("bad-table") as caught:
         find_episodes(tmp_path, Dataset())
+    assert "times.txt, line 5" in str(caught.value)
     np.savetxt(tmp_path / "poses.txt", REEL.poses[:11, :3].reshape(11, 12))
     np.savetxt(tmp_path / "times.txt", np.arange(12) * 0.1)
-    with pytest.raises(DataError, match=r"12 pictures, 11 lines in poses\.txt and 12 in times\.txt"):
+    with raises_code("count-mismatch"):
         find_episodes(tmp_path, Dataset())
 
 
@@ -359,7 +364,7 @@ def test_a_film_with_poses_on_its_own_clock(tmp_path: Path) -> None:
     (episode,) = find_episodes(tmp_path / "way.mkv", Dataset())
     np.testing.assert_allclose(episode.times, times, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(frames_of(episode), REEL.frames)
-    poses = timing.poses_at_frames(episode, 0.1)
+    poses = episode.poses_at_frames(0.1)
     assert poses is not None
     np.testing.assert_allclose(poses[:, 0, 3], 2 * times, atol=1e-12)
     np.testing.assert_allclose(poses[:, 1, 2], np.sin(np.radians(-40 * times)), atol=1e-12)
@@ -376,18 +381,19 @@ def test_a_film_with_one_row_per_frame_or_numbered_rows(tmp_path: Path) -> None:
     assert episode.control_times is not None
     np.testing.assert_allclose(episode.control_times, STAMPS[::3] / 1e3)
     jsonl(tmp_path / "controls.jsonl", [{"angle": i} for i in range(11)])
-    with pytest.raises(DataError, match=r"11 rows and no times, .* 12 frames"):
+    with raises_code("count-mismatch"):
         find_episodes(tmp_path, Dataset())
     jsonl(tmp_path / "controls.jsonl", [{"frame": i, "angle": i} for i in range(40)])
-    with pytest.raises(DataError, match="from 0 to 39, the film has 12"):
+    with raises_code("count-mismatch") as caught:
         find_episodes(tmp_path, Dataset())
+    assert {"39,", "12"} <= set(str(caught.value).split())
 
 
 def test_a_film_whose_sensors_have_another_clock(tmp_path: Path) -> None:
     write_film(tmp_path / "way.mkv")
     jsonl(tmp_path / "way.jsonl", [{"t": 1.7e9 + stamp / 1e3, "angle": i} for i, stamp in enumerate(STAMPS)])
     (episode,) = find_episodes(tmp_path, Dataset())
-    controls = timing.controls_at_frames(episode, 0.01)
+    controls = episode.controls_at_frames(0.01)
     assert controls is not None
     np.testing.assert_array_equal(controls[:, 0], np.arange(12))
     assert "begin at the same moment" in " ".join(episode.notes)
@@ -407,14 +413,15 @@ def test_a_film_does_not_take_the_table_of_another(tmp_path: Path) -> None:
     write_film(tmp_path / "b.mkv")
     jsonl(tmp_path / "a.jsonl", [{"angle": i} for i in range(12)])
     for source in (tmp_path, tmp_path / "b.mkv"):
-        with pytest.raises(DataError, match=r"b\.mkv has no table of poses or controls beside it"):
+        with raises_code("no-table") as caught:
             find_episodes(source, Dataset())
+        assert "b.mkv" in str(caught.value)
     assert find_episodes(tmp_path / "a.mkv", Dataset())[0].label == "a"
 
 
 def test_a_film_alone_is_refused(tmp_path: Path) -> None:
     write_film(tmp_path / "way.mkv")
-    with pytest.raises(DataError, match="no table of poses or controls"):
+    with raises_code("no-table"):
         find_episodes(tmp_path, Dataset())
 
 
@@ -422,7 +429,7 @@ def test_what_is_no_film_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("av")
     (tmp_path / "way.mp4").write_bytes(b"no film")
     jsonl(tmp_path / "way.jsonl", [{"t": 0.5, "angle": 1}])
-    with pytest.raises(DataError, match="cannot read"):
+    with raises_code("file-damaged"):
         find_episodes(tmp_path, Dataset())
 
 
@@ -447,7 +454,7 @@ def test_a_damaged_film_keeps_its_times(tmp_path: Path) -> None:
 @given(st.lists(st.floats(-1, 3), min_size=1, max_size=30))
 def test_cutting_loses_nothing(steps: list[float]) -> None:
     times = np.cumsum(steps)
-    parts, num_backwards = timing.cut(times, 1.0)
+    parts, num_backwards = cut(times, 1.0)
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(times)))
     for part in parts:
         inside = np.diff(times[part])
@@ -461,12 +468,12 @@ def test_no_pose_is_made_up_far_from_one() -> None:
     episode = Episode(
         "a", np.array([0, 0.05, 0.2, 0.5, 1.05, 1.2]), [], poses=poses, pose_times=np.array([0, 0.2, 1.0])
     )
-    found = timing.poses_at_frames(episode, 0.1)
+    found = episode.poses_at_frames(0.1)
     assert found is not None
     assert np.isfinite(found).all((1, 2)).tolist() == [True, True, False, False, True, False]
     np.testing.assert_allclose(found[4], poses[2], atol=1e-12)  # after the last one it is held
     alone = Episode("a", np.array([0.0, 5.0]), [], poses=poses[:1], pose_times=np.array([0.05]))
-    found = timing.poses_at_frames(alone, 0.1)
+    found = alone.poses_at_frames(0.1)
     assert found is not None
     np.testing.assert_allclose(found[0], poses[0], atol=1e-12)
     assert np.isnan(found[1]).all()
@@ -528,7 +535,7 @@ def test_sixteen_bits_of_grey_keep_their_greys(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pixels_whose_white_is_not_known_are_refused(tmp_path: Path, dtype: type) -> None:
     Image.fromarray(np.ones((12, 16), dtype)).save(tmp_path / "deep.tif")
-    with pytest.raises(DataError, match=r"deep\.tif has 32-bit pixels"):
+    with raises_code("not-supported"):
         read_image(tmp_path / "deep.tif")
 
 
@@ -543,7 +550,7 @@ def test_fitting_agrees_with_others() -> None:
 
 
 def test_frames_are_not_enlarged() -> None:
-    with pytest.raises(DataError, match=r"160x120 .* 256x192; .* dataset\.width=160 dataset\.height=120"):
-        fit(np.zeros((120, 160, 3), np.uint8), 256, 192)
-    with pytest.raises(DataError, match=r"dataset\.width=212 dataset\.height=159"):
-        fit(np.zeros((160, 212, 3), np.uint8), 256, 192)
+    for height, size in ((120, (160, 120)), (160, (212, 159))):
+        with raises_code("too-large") as caught:
+            fit(np.zeros((height, size[0], 3), np.uint8), 256, 192)
+        assert "dataset.width={} dataset.height={}".format(*size) in str(caught.value)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rung.engine.build import Setup
 from rung.engine.clock import Clock
 from rung.engine.state import set_training
-from rung.recipe import Batch, Draw, Loss
+from rung.random import Draw
+from rung.recipe import Batch, Loss
 from rung.recipes.world.config import ClosedLoop
 from rung.recipes.world.dream import memory_of
 from rung.recipes.world.losses import last_of
@@ -37,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def make(data: Path) -> Callable[..., Setup]:
-    return lambda *words: world_case(data).setup(*words)
+    return lambda *overrides: world_case(data).setup(*overrides)
 
 
 def networks(setup: Setup) -> World:
@@ -47,18 +48,25 @@ def networks(setup: Setup) -> World:
 
 def steps(setup: Setup, num_steps: int) -> list[dict[str, float]]:
     set_training(setup.state.model)
-    feed = setup.feed()
+    prefetcher = setup.prefetcher()
     rows = []
     for step in range(num_steps):
-        signals = setup.stepper.step(step, feed.take(step), setup.cfg.lr.learning_rate, Clock())
+        signals = setup.stepper.step(step, prefetcher.take(step), setup.cfg.lr.learning_rate, Clock())
         rows.append({name: value.item() for name, value in signals.items()})
-    feed.close()
+    prefetcher.close()
     return rows
 
 
 def same_weights(a: Setup, b: Setup, part: str) -> bool:
     x, y = (getattr(networks(s), part).state_dict() for s in (a, b))
     return all(torch.equal(x[name], y[name]) for name in x)
+
+
+def test_a_discriminator_that_nobody_trains_is_in_no_save(make: Callable[..., Setup]) -> None:
+    """objectives() freezes it: what is frozen is known only after it was asked."""
+    of_discriminator = {f"discriminator.{name}" for name, _ in networks(make()).discriminator.named_parameters()}
+    assert set(make("stage=open_loop", "adversarial.weight=0").state.frozen) == of_discriminator
+    assert make("stage=open_loop", "adversarial.weight=0.3").state.frozen == {}
 
 
 def test_weight_zero_is_plain_l1_to_the_bit_and_leaves_the_discriminator_alone(make: Callable[..., Setup]) -> None:
@@ -75,9 +83,9 @@ def test_weight_zero_is_plain_l1_to_the_bit_and_leaves_the_discriminator_alone(m
     )
     untouched = {name: p.clone() for name, p in world.discriminator.named_parameters()}
     set_training(world)
-    feed = bare.feed()
+    prefetcher = bare.prefetcher()
     for step in range(5):
-        (micro,) = feed.take(step)
+        (micro,) = prefetcher.take(step)
         memory = [to_signal(level).flatten(1, 2) for level in memory_of(micro.batch)]
         noise = micro.draw.noise("noise/0", (world.generator.noise_size,))
         control = world.standard(micro.batch["controls"][:, 0])
@@ -87,7 +95,7 @@ def test_weight_zero_is_plain_l1_to_the_bit_and_leaves_the_discriminator_alone(m
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    feed.close()
+    prefetcher.close()
     assert same_weights(ours, bare, "generator")
     assert all(torch.equal(p, untouched[name]) for name, p in world.discriminator.named_parameters())
     fresh = make(*PLAIN)
@@ -106,7 +114,7 @@ def test_no_gradient_goes_through_what_was_dreamed(make: Callable[..., Setup]) -
     """The gradient of a rollout is the sum of those of its frames, each made from a fixed memory."""
     setup = make("adversarial.weight=0", "context.noise=0")
     world, objective = networks(setup), setup.state.objectives[0]
-    micro = next(m for step in range(20) for m in setup.feed().take(step) if m.batch["frames"].shape[1] == 3)
+    micro = next(m for step in range(20) for m in setup.prefetcher().take(step) if m.batch["frames"].shape[1] == 3)
     objective.loss(micro.batch, micro.draw).sum.backward()
     rolled = [p.grad.clone() for p in objective.parameters if p.grad is not None]
     world.zero_grad()
@@ -138,17 +146,17 @@ class Renamed:
 
 
 def test_context_noise_is_told_and_stays_out_of_evals(make: Callable[..., Setup]) -> None:
-    words = ("stage=open_loop", "adversarial.weight=0")
-    noisy, clean = make(*words, "context.noise=0.5"), make(*words, "context.noise=0")
-    told = []
-    networks(noisy).generator.register_forward_pre_hook(lambda _, given: told.append(given[2].clone()))
+    overrides = ("stage=open_loop", "adversarial.weight=0")
+    noisy, clean = make(*overrides, "context.noise=0.5"), make(*overrides, "context.noise=0")
+    levels: list[torch.Tensor] = []
+    networks(noisy).generator.register_forward_pre_hook(lambda _, args: levels.append(args[2].clone()))
     a, b = (setup.evaluator.run(setup.state.model)["validation"] for setup in (noisy, clean))
     assert a == b
-    assert all((level == 0).all() for level in told)
-    told.clear()
+    assert all((level == 0).all() for level in levels)
+    levels.clear()
     assert steps(noisy, 1)[0]["loss/sum"] != steps(clean, 1)[0]["loss/sum"]
-    assert len(torch.unique(torch.cat(told))) > 4
-    assert all(((level >= 0) & (level < 1)).all() for level in told)
+    assert len(torch.unique(torch.cat(levels))) > 4
+    assert all(((level >= 0) & (level < 1)).all() for level in levels)
 
 
 @given(
@@ -195,18 +203,18 @@ def test_r1_has_the_strength_that_was_asked_for_at_any_cadence(
     make: Callable[..., Setup], every: int, r1_every: int
 ) -> None:
     """Over the updates of the discriminator, a penalty every n-th time and n times as strong."""
-    words = ("stage=open_loop", "context.noise=0", "adversarial.r1=2")
-    setup = make(*words, f"adversarial.every={every}", f"adversarial.r1_every={r1_every}")
-    objective, feed = setup.state.objectives[1], setup.feed()
+    overrides = ("stage=open_loop", "context.noise=0", "adversarial.r1=2")
+    setup = make(*overrides, f"adversarial.every={every}", f"adversarial.r1_every={r1_every}")
+    objective, prefetcher = setup.state.objectives[1], setup.prefetcher()
     due = [step for step in range(24) if step % objective.every == 0]
     extra = []
     for step in due:
-        micro = feed.take(step)[0]
+        micro = prefetcher.take(step)[0]
         loss = objective.loss(micro.batch, micro.draw)
         r1, count = loss.parts["r1"]
         extra.append((loss.sum - loss.parts["hinge"][0]).item())
         assert extra[-1] == pytest.approx(r1_every * r1.item() if count else 0, abs=1e-5)
-    feed.close()
+    prefetcher.close()
     num_due = len(due) // r1_every if len(due) % r1_every == 0 else len(due) // r1_every + 1
     assert sum(value > 0 for value in extra) == num_due
 
@@ -224,8 +232,8 @@ def test_the_best_save_of_a_closed_loop_is_chosen_by_rollouts(make: Callable[...
 
 
 def test_a_budget_in_targets_counts_the_frames_of_rollouts(make: Callable[..., Setup]) -> None:
-    words = ("stage=closed_loop", "closed_loop.share=1", "closed_loop.rise=0", "closed_loop.steps=3")
-    assert make(*words, "data.batch_size=4", "optimizer.max_iters=64tokens", "lr.warmup_iters=0").num_steps == 4
+    overrides = ("stage=closed_loop", "closed_loop.share=1", "closed_loop.rise=0", "closed_loop.steps=3")
+    assert make(*overrides, "data.batch_size=4", "optimizer.max_iters=64tokens", "lr.warmup_iters=0").num_steps == 4
 
 
 def test_data_without_a_held_out_split_can_be_trained_on(tmp_path: Path) -> None:
@@ -238,7 +246,7 @@ def test_data_without_a_held_out_split_can_be_trained_on(tmp_path: Path) -> None
 def test_the_recorded_ratio_is_that_of_the_two_gradients(make: Callable[..., Setup]) -> None:
     """Against autograd at the made frame: the weighted pull of the discriminator over that of L1, by row."""
     setup = make("stage=open_loop", "context.noise=0", "adversarial.weight=0.3")
-    world, micro = networks(setup), setup.feed().take(0)[0]
+    world, micro = networks(setup), setup.prefetcher().take(0)[0]
     loss: Loss = setup.state.objectives[0].loss(micro.batch, micro.draw)
     memory, controls = memory_of(micro.batch), world.standard(micro.batch["controls"][:, 0])
     noise = micro.draw.noise("noise/0", (world.generator.noise_size,))
@@ -264,3 +272,9 @@ def test_identity_refuses_other_controls_and_other_memories(make: Callable[..., 
     assert a.identity != b.identity
     assert a.identity["controls"][4] == "turn_right"
     assert isinstance(a.recipe, Recipe)
+
+
+def test_a_warp_that_is_not_finite_does_not_end_the_process() -> None:
+    flow = torch.full((1, 2, 12, 16), float("nan"), requires_grad=True)
+    move(torch.rand(1, 3, 12, 16, requires_grad=True), flow).sum().backward()
+    assert flow.grad is not None

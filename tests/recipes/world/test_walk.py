@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rung.errors import ConfigError, DataError
+from rung.errors import DataError
 from rung.recipes.world.config import Dataset
 from rung.recipes.world.geometry import move_between
 from rung.recipes.world.sources.episode import Episode
 from rung.recipes.world.walk import episodes as walk
-from rung.recipes.world.walk.plan import FAR, Plan, nearest, read_plan
-from rung.recipes.world.walk.walker import GLIDE, Walker
+from rung.recipes.world.walk.walker import FAR, GLIDE, Plan, Walker, nearest, read_plan
+from tests.errors import raises_code
 
 RIGHT, FORWARD, LOOK_UP, TURN_RIGHT = 0, 2, 3, 4
 
@@ -165,8 +165,9 @@ def test_a_recorder_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     package.mkdir()
     (package / "__init__.py").write_text("raise OSError('the engine is out of oil')\n")
     monkeypatch.setattr(walk, "find_package", lambda report: tmp_path)
-    with pytest.raises(DataError, match=r"walk in map01 broke off \(OSError: the engine is out of oil\)") as caught:
+    with raises_code("walk-failed") as caught:
         list(episodes("map01", "map02"))
+    assert "OSError: the engine is out of oil" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -174,9 +175,9 @@ def test_a_recorder_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_maps() -> None:
-    with pytest.raises(ConfigError, match="no map 'E5M1', only E1M1 to E4M9 and map01 to map32"):
+    with raises_code("no-map"):
         next(episodes("E5M1"))
-    with pytest.raises(ConfigError, match="twice"):
+    with raises_code("bad-value"):
         next(episodes("map01", "MAP01"))
     assert walk.check_maps(["e1m1", "MAP07"]) == ["E1M1", "map07"]
     assert set(walk.check_maps([])) <= set(walk.MAPS)
@@ -185,8 +186,9 @@ def test_unknown_maps() -> None:
 def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(walk.platform, "machine", lambda: "riscv64")
-    with pytest.raises(DataError, match=r"riscv64; `pip install vizdoom==1\.3\.2`"):
+    with raises_code("not-installed") as caught:
         next(episodes("map01"))
+    assert "`pip install vizdoom==1.3.2`" in str(caught.value)
 
 
 @given(st.integers(8, 1400), st.integers(8, 1050))
@@ -200,7 +202,7 @@ def test_drawn_sizes_that_are_known() -> None:
     assert walk.drawn_size(128, 96) == (256, 192, 2)
     assert walk.drawn_size(256, 192) == (256, 192, 1)
     assert walk.drawn_size(160, 90) == (320, 180, 2)
-    with pytest.raises(ConfigError, match="smaller size"):
+    with raises_code("too-large"):
         walk.drawn_size(4000, 3000)
 
 
@@ -256,7 +258,7 @@ def test_a_plan_out_of_a_wad(tmp_path: Path) -> None:
         assert (between in plan.walls.tolist()) == is_wall
         assert (plan.doors.tolist() == [between]) == is_door
         assert (plan.exits.tolist() == [between]) == is_exit
-    with pytest.raises(DataError, match=r"toy\.wad has no map map01"):
+    with raises_code("no-map"):
         read_plan(wad, "map01")
 
 

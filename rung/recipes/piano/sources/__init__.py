@@ -11,15 +11,23 @@ import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from rung.data.wheel import MUSIC21
 from rung.errors import DataError
 from rung.recipe import Report
+from rung.recipes.piano.musicxml import read_musicxml
 
 SPLITS = ("train", "validation", "test")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Scores of Bach that share more than half of their runs of 24 intervals: one piece, so that none tests the other.
+SAME_MUSIC = {
+    "bwv398": "bwv197.7", "bwv279": "bwv158.4", "bwv244.17": "bwv244.15",
+    "bwv280": "bwv176.6", "bwv227.11": "bwv227.1", "bwv274": "bwv62.6",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,24 +50,27 @@ class Source:
 
 def find_source(source: Path | str | None, sustain: bool, report: Report | None) -> Source:
     """What `--from` means: nothing, a folder or file on this disk, or the name of a set on the Hugging Face hub."""
-    from rung.recipes.piano.sources import bach, midi_files, note_sets
+    from rung.recipes.piano.sources import midi_files, note_sets
 
     if source is None:
-        return bach.source(report)
+        return _bach(report)
     path = Path(source)
     try:
         is_here = path.exists()
     except OSError as error:
-        raise DataError(f"cannot look at {shown(path)}: {error.strerror}; pass --from another place") from error
+        raise DataError(
+            f"cannot access {shown(path)}: {error.strerror}; pass --from another place", code="no-folder"
+        ) from error
     if not is_here:
         if _HUB_NAME.fullmatch(str(source)):
-            return note_sets.from_hub(str(source))
+            return note_sets.from_datasets(str(source))
         raise DataError(
             f"there is no folder {shown(path)}; pass --from a folder that has MIDI files (*.mid, *.midi), a ZIP of "
-            "them, or the name of a Hugging Face data set of notes (owner/name)."
+            "them, or the name of a Hugging Face data set of notes (owner/name).",
+            code="no-folder",
         )
     if note_sets.is_saved(path):
-        return note_sets.from_disk(path)
+        return note_sets.from_datasets(path)
     if path.is_dir():
         tree = midi_files.in_folder(path, sustain)
         if not tree.files and (parquet := note_sets.parquet_files(path)):
@@ -70,9 +81,27 @@ def find_source(source: Path | str | None, sustain: bool, report: Report | None)
     if path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
         return midi_files.source(midi_files.in_zip(path, sustain))
     what = "" if path.suffix.lower() in midi_files.SUFFIXES else ", neither a ZIP of MIDI files nor Parquet"
-    raise DataError(f"{shown(path)} is a file{what}; pass --from the folder that it lies in.")
+    raise DataError(f"{shown(path)} is a file{what}; pass --from the folder it is in.", code="not-supported")
+
+
+def _bach(report: Report | None) -> Source:
+    """The embedded music: scores of Bach out of a pip wheel, which is neither installed nor executed."""
+    MUSIC21.fetch(report)
+    takes = []
+    for name, data in MUSIC21.read(lambda n: n.startswith("music21/corpus/bach/") and n.endswith((".mxl", ".xml"))):
+        path = PurePosixPath(name)
+        piece = path.stem.split("-")[0]  # bwv18.5-lz and bwv18.5-w are two versions of one chorale
+        piece = SAME_MUSIC.get(piece, piece)
+        takes.append(Take(f"bach/{path.name}", f"Bach/{piece}", "Bach", partial(read_musicxml, data)))
+    return Source(f"{MUSIC21.filename} (Bach)", takes)
 
 
 def shown(path: Path | str) -> str:
     """The path as text on every system, also where a name is not valid text."""
     return os.fsencode(Path(path).as_posix()).decode("utf-8", "replace")
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what went wrong."""
+    lines = str(getattr(error, "strerror", None) or error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,13 @@ import numpy as np
 
 from rung.errors import DataError
 from rung.recipes.piano.notes import make
-from rung.recipes.piano.sources import SPLITS, Source, Take, shown
+from rung.recipes.piano.sources import SPLITS, Source, Take, reason_of, shown
 
-_WORDS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
-_NEEDS = "which needs the package {}: `pip install 'rung[hf]'`"
+_SPLIT_NAMES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 
 
-class Rows(NamedTuple):
-    """Some rows of a set: what each says of itself, and its notes when they are wanted."""
+class RowGroup(NamedTuple):
+    """Some rows of a set: the `source` of each, and its notes when they are wanted."""
 
     where: str  # how people find a row again, before its number
     split: str | None
@@ -36,28 +35,7 @@ class Rows(NamedTuple):
     notes_of: Callable[[int], Any]
 
 
-# The three places
-
-
-def from_hub(name: str) -> Source:
-    datasets = _datasets(f"{name} looks like a Hugging Face data set")
-    datasets.disable_progress_bars()
-    for name_of_logger in ("datasets", "huggingface_hub"):  # retries are told in one sentence at the end
-        logging.getLogger(name_of_logger).setLevel(logging.ERROR)
-    try:
-        loaded = datasets.load_dataset(name)
-    except Exception as error:  # the hub, its client and the network fail in many ways
-        if known := re.findall(r"'([^']+)'", str(error).partition("vailable config")[2]):
-            raise DataError(
-                f"{name} has the configurations {', '.join(known)}; fetch the one you want with datasets.load_dataset, "
-                "write it with save_to_disk, and pass --from that folder"
-            ) from error
-        raise DataError(
-            f"{name} is no file or folder here, not in the cache of Hugging Face data sets, and the hub does not give "
-            f"it ({_first_line(error)}); check the name and the network, or fetch it where there is one and bring the "
-            "cache along (HF_DATASETS_CACHE)"
-        ) from error
-    return _source(name, list(_of_datasets(name, loaded)))
+# Places
 
 
 def is_saved(path: Path) -> bool:
@@ -67,16 +45,49 @@ def is_saved(path: Path) -> bool:
     )
 
 
-def from_disk(path: Path) -> Source:
-    datasets = _datasets(f"{shown(path)} was written by the package datasets")
+def from_datasets(source: Path | str) -> Source:
+    """A folder that `save_to_disk` wrote, or a set on the hub by its name."""
+    name = shown(source.resolve().name) if isinstance(source, Path) else source
     try:
-        loaded = datasets.load_from_disk(str(path))
-    except Exception as error:  # torn JSON, missing or torn Arrow files: each fails in its own way
+        import datasets
+    except ImportError as error:
+        what = "is" if isinstance(source, Path) else "is not a folder here, but looks like"
         raise DataError(
-            f"{shown(path)} cannot be read as a saved data set ({_first_line(error)}); write it again with save_to_disk"
+            f"{shown(source)} {what} a Hugging Face data set; install its package: `pip install 'rung[hf]'`",
+            code="not-installed",
         ) from error
-    name = shown(path.resolve().name)
-    return _source(name, list(_of_datasets(name, loaded if isinstance(loaded, dict) else {"": loaded})))
+    datasets.disable_progress_bars()
+    for logger in ("datasets", "huggingface_hub"):  # retries are reported in one sentence at the end
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        loaded = datasets.load_from_disk(str(source)) if isinstance(source, Path) else datasets.load_dataset(name)
+    except Exception as error:  # the hub, its client, the network and torn files fail in many ways
+        if isinstance(source, Path):
+            raise DataError(
+                f"{shown(source)} cannot be read ({reason_of(error)}); write it again with save_to_disk",
+                code="file-damaged",
+            ) from error
+        if known := re.findall(r"'([^']+)'", str(error).partition("vailable config")[2]):
+            raise DataError(
+                f"{name} has the configurations {', '.join(known)}; fetch the one you want with datasets.load_dataset, "
+                "write it with save_to_disk, and pass --from that folder",
+                code="not-supported",
+            ) from error
+        raise DataError(
+            f"{name} is not a file or folder here, not in the cache of Hugging Face data sets, and could not be loaded "
+            f"from the hub ({reason_of(error)}); check the name and the network, or copy the cache from another "
+            "machine (HF_DATASETS_CACHE)",
+            code="no-data",
+        ) from error
+    parts = []
+    for split, rows in (loaded if isinstance(loaded, dict) else {"": loaded}).items():
+        where = f"{name}/{split}" if split else name
+        _check_columns(rows.column_names, where)
+        sources = list(rows["source"]) if "source" in rows.column_names else [None] * len(rows)
+        notes = rows.select_columns(["notes"]).with_format(None)
+        read = partial(lambda notes, number: notes[number]["notes"], notes)
+        parts.append(RowGroup(where, _split_named(split) or split or None, sources, read))
+    return _source(name, parts)
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -93,34 +104,21 @@ def from_parquet(folder: Path, files: Sequence[Path]) -> Source:
         other = files[splits.index(None)]
         raise DataError(
             f"{shown(folder)} has files of splits and others, such as {shown(other.name)}; move the others away, or "
-            "name them after train, validation or test"
+            "name them after train, validation or test",
+            code="bad-name",
         )
     rows = [_of_parquet(path, shown(path.relative_to(folder)), split) for path, split in zip(files, splits)]
     return _source(shown(folder.resolve().name), rows)
 
 
-# Rows
-
-
-def _of_datasets(name: str, loaded: Mapping[str, Any]) -> Iterator[Rows]:
-    for given, rows in loaded.items():
-        where = f"{name}/{given}" if given else name
-        _check_columns(rows.column_names, where)
-        sources = list(rows["source"]) if "source" in rows.column_names else [None] * len(rows)
-        notes = rows.select_columns(["notes"]).with_format(None)
-        yield Rows(where, _split_named(given) or given or None, sources, partial(_cell, notes))
-
-
-def _cell(rows: Any, number: int) -> Any:
-    return rows[number]["notes"]
-
-
-def _of_parquet(path: Path, where: str, split: str | None) -> Rows:
+def _of_parquet(path: Path, where: str, split: str | None) -> RowGroup:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(f"{shown(path)} is Parquet, {_NEEDS.format('pyarrow')}") from error
+        raise DataError(
+            f"{shown(path)} is Parquet, which needs the package pyarrow: `pip install 'rung[hf]'`", code="not-installed"
+        ) from error
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
@@ -130,67 +128,80 @@ def _of_parquet(path: Path, where: str, split: str | None) -> Rows:
             sources = file.read(columns=["source"])["source"].to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(
-            f"{shown(path)} cannot be read as Parquet ({_first_line(error)}); fetch it again, or move it away"
+            f"{shown(path)} cannot be read as Parquet ({reason_of(error)}); fetch it again", code="file-damaged"
         ) from error
-    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    ends = np.cumsum(sizes)
+    sizes = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+    places = [(number, row) for number, size in enumerate(sizes) for row in range(size)]
 
     @functools.lru_cache(maxsize=1)  # rows are read in their order
     def group(number: int) -> Any:
         return file.read_row_group(number, columns=["notes"])["notes"]
 
     def notes_of(number: int) -> Any:
-        which = int(np.searchsorted(ends, number, side="right"))
+        which, row = places[number]
         try:
-            return group(which)[number - int(ends[which]) + sizes[which]].as_py()
+            return group(which)[row].as_py()
         except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"cannot be read ({_first_line(error)}); fetch {where} again") from error
+            raise DataError(f"cannot be read ({reason_of(error)}); fetch {where} again", code="file-damaged") from error
 
-    return Rows(where, split, sources, notes_of)
+    return RowGroup(where, split, sources, notes_of)
 
 
-def _source(name: str, parts: list[Rows]) -> Source:
+def _check_columns(names: Sequence[str], where: str) -> None:
+    if "notes" not in names:
+        raise DataError(
+            f"{where} has no column notes, only {', '.join(map(str, names)) or 'none'}; a data set of notes has lists "
+            "of start, end, pitch and velocity there, as epr-labs/maestro-sustain-v2 has",
+            code="no-column",
+        )
+
+
+def _split_named(name: str) -> str | None:
+    """The split that a file or folder is named after: train-00000-of-00002 is of train, dev of validation."""
+    first = re.split(r"[-_.]", name.lower())[0]
+    split = _SPLIT_NAMES.get(first, first)
+    return split if split in SPLITS else None
+
+
+# Rows
+
+
+def _source(name: str, parts: list[RowGroup]) -> Source:
     splits = {rows.split for rows in parts}
     if None not in splits and "train" not in splits:
-        raise DataError(f"{name} has no train split, only {', '.join(sorted(map(str, splits)))}; choose another set")
+        raise DataError(f"{name} has no train split, only {', '.join(sorted(map(str, splits)))}", code="no-split")
     is_published = bool(splits & {"validation", "test"})
     takes, quarantined = [], []
     for rows in sorted(parts, key=lambda rows: SPLITS.index(rows.split) if rows.split in SPLITS else len(SPLITS)):
         if rows.split is not None and rows.split not in SPLITS:
             quarantined.append({"file": rows.where, "reason": f"is a split of its own, not {', '.join(SPLITS)}"})
             continue
-        for number, told in enumerate(rows.sources):
+        for number, about in enumerate(rows.sources):
             where = f"{rows.where}:{number}"
-            composer, piece = _piece(told, where)
+            if isinstance(about, str):
+                try:
+                    about = json.loads(about)
+                except (ValueError, RecursionError):
+                    about = None
+            known = about if isinstance(about, Mapping) else {}
+            composer, title = (
+                str(known.get(key) or known.get(f"canonical_{key}") or "") for key in ("composer", "title")
+            )
+            piece = f"{composer}/{title}" if title else where  # a row without a title is a piece of its own
             read = partial(_read, rows.notes_of, number)
             takes.append(Take(where, piece, composer, read, rows.split if is_published else None))
     return Source(name, takes, quarantined)
-
-
-def _piece(told: Any, where: str) -> tuple[str, str]:
-    """Composer and piece out of the `source` of a row; a row without a title is a piece of its own."""
-    if isinstance(told, str):
-        try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
-            told = None
-    told = told if isinstance(told, Mapping) else {}
-    composer, title = (
-        next((str(told[key]) for key in (word, f"canonical_{word}") if told.get(key)), "")
-        for word in ("composer", "title")
-    )
-    return composer, f"{composer}/{title}" if title else where
 
 
 def _read(notes_of: Callable[[int], Any], number: int) -> np.ndarray:
     notes = notes_of(number)
     if isinstance(notes, list):
         if not all(isinstance(note, Mapping) for note in notes):
-            raise DataError("has notes that are no records of start, end, pitch and velocity")
+            raise _bad("has notes that are not records of start, end, pitch and velocity")
         notes = {key: [note.get(key) for note in notes] for key in (notes[0] if notes else ())}
         notes = notes or {key: [] for key in ("start", "end", "pitch", "velocity")}
     if not isinstance(notes, Mapping):
-        raise DataError("has no notes")
+        raise _bad("has no notes")
     start, pitch, velocity = (_column(notes, key) for key in ("start", "pitch", "velocity"))
     if notes.get("end") is not None:
         end = _column(notes, "end")
@@ -198,49 +209,26 @@ def _read(notes_of: Callable[[int], Any], number: int) -> np.ndarray:
         duration = _column(notes, "duration")
         end = start + duration if len(duration) == len(start) else duration
     if len({len(start), len(end), len(pitch), len(velocity)}) != 1:
-        raise DataError(f"has {len(start)} starts, {len(end)} ends, {len(pitch)} pitches, {len(velocity)} velocities")
+        raise _bad(f"has {len(start)} starts, {len(end)} ends, {len(pitch)} pitches, {len(velocity)} velocities")
     if (end < start).any():
-        raise DataError(f"has a note that ends before it starts, at {start[end < start][0]:g} s")
+        raise _bad(f"has a note that ends before it starts, at {start[end < start][0]:g} s")
     for key, values in (("pitch", pitch), ("velocity", velocity)):
         if (odd := (values < 0) | (values > 127) | (values % 1 != 0)).any():
-            raise DataError(f"has a {key} of {values[odd][0]:g}; MIDI has whole numbers from 0 to 127")
+            raise _bad(f"has a {key} of {values[odd][0]:g}; MIDI has whole numbers from 0 to 127")
     return make(start, end, pitch, velocity)
 
 
 def _column(notes: Mapping[str, Any], key: str) -> np.ndarray:
     if notes.get(key) is None:
-        raise DataError(f"has notes without {key}, only {', '.join(map(str, notes)) or 'nothing'}")
+        raise _bad(f"has notes without {key}, only {', '.join(map(str, notes)) or 'nothing'}")
     try:
         values = np.asarray(notes[key], dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"has a {key} that is no number") from error
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise DataError(f"has a {key} that is no number")
+        raise _bad(f"has a {key} that is not a number")
     return values
 
 
-def _check_columns(names: Sequence[str], where: str) -> None:
-    if "notes" not in names:
-        raise DataError(
-            f"{where} has no column notes, only {', '.join(map(str, names)) or 'none'}; a data set of notes has lists "
-            "of start, end, pitch and velocity there, as epr-labs/maestro-sustain-v2 has"
-        )
-
-
-def _split_named(word: str) -> str | None:
-    """The split that a file or folder is named after: train-00000-of-00002 is of train, dev of validation."""
-    first = re.split(r"[-_.]", word.lower())[0]
-    name = _WORDS.get(first, first)
-    return name if name in SPLITS else None
-
-
-def _datasets(what: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"{what}, {_NEEDS.format('datasets')} (or is it a folder that is not there?)") from error
-    return datasets
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _bad(reason: str) -> DataError:
+    return DataError(reason, code="bad-row")

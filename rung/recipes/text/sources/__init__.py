@@ -39,7 +39,7 @@ class Document:
 class Source:
     name: str  # what the manifest calls it
     read: Callable[[Quarantine], Iterator[Document]]
-    notes: tuple[str, ...] = ()  # what a person should know of how it is read
+    notes: tuple[str, ...] = ()  # on how it is read, for the summary
 
 
 def find_source(source: Path | str | None, hub_config: str) -> Source:
@@ -53,10 +53,11 @@ def find_source(source: Path | str | None, hub_config: str) -> Source:
         return files.source(path)
     if _HUB_NAME.fullmatch(str(source)):
         return hub.source(str(source), hub_config)
-    raise DataError(
-        f"there is no file or folder {shown(path)}, and it is not the name of a Hugging Face data set (owner/name); "
-        "pass --from a folder of text, a text file, JSONL, Parquet, or such a name"
+    problem = (
+        f"there is no file or folder {path_text(path)}, nor is it the name of a Hugging Face data set (owner/name)"
     )
+    remedy = "pass --from a folder of text, a text file, JSONL, Parquet, or such a name"
+    raise DataError(f"{problem}; {remedy}", code="no-data")
 
 
 def split_named(word: str) -> str | None:
@@ -64,6 +65,6 @@ def split_named(word: str) -> str | None:
     return _WORDS.get(re.split(r"[-_.]", word.lower())[0])
 
 
-def shown(path: Path) -> str:
+def path_text(path: Path) -> str:
     """The path as text on every system, also where a name is not valid text."""
     return os.fsencode(path.as_posix()).decode("utf-8", "replace")

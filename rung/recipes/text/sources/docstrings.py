@@ -7,6 +7,7 @@ with the versions of the packages, so that its name is not what it is: the manif
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import sysconfig
 import warnings
@@ -39,39 +40,31 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def source() -> Source:
-    roots = {package: _root(package) for package in PACKAGES}
+    roots = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)  # the folder that holds it, found without importing it
+        if spec is None or spec.origin is None:
+            problem = f"the embedded text is made of docstrings, and {package} is not installed"
+            remedy = f"`pip install {package}`, or pass --from with your own text"
+            raise DataError(f"{problem}: {remedy}", code="not-installed")
+        roots[package] = Path(spec.origin).parents[1]
     library = Path(sysconfig.get_path("stdlib"))
     places = {place: roots.get(place.split("/")[0], library) / place for all_ in CATEGORIES.values() for place in all_}
     missing = sorted(place for place, path in places.items() if not path.exists())
     note = (f"not installed here, so left out: {', '.join(missing)}",) if missing else ()
 
-    whole: list[Document] = []  # 6 MB; parsing takes longer than all else, so it is done once
-    bad: dict[str, str] = {}
+    @functools.cache  # 6 MB; parsing takes longer than all else
+    def parsed() -> tuple[list[Document], dict[str, str]]:
+        bad: dict[str, str] = {}
+        return list(_documents(places, bad.__setitem__)), bad
 
     def read(quarantine: Quarantine) -> Iterator[Document]:
-        if not whole:
-            found = []
-            for document in _documents(places, bad.__setitem__):
-                found.append(document)
-                yield document
-            whole.extend(found)
-        else:
-            yield from whole
+        documents, bad = parsed()
+        yield from documents
         for file, reason in bad.items():
             quarantine(file, reason)
 
     return Source("docstrings of sympy, networkx, numpy and the standard library", read, note)
-
-
-def _root(package: str) -> Path:
-    """The folder that holds the package, found without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise DataError(
-            f"the embedded text is made of docstrings, those of {package} too, which is not installed: "
-            f"`pip install {package}`, or pass --from with text of your own"
-        )
-    return Path(spec.origin).parents[1]
 
 
 def _documents(places: dict[str, Path], quarantine: Quarantine) -> Iterator[Document]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rung.errors import DataError
 from rung.recipes.text.sources import SPLITS, Document, Quarantine, Source, split_named
-from rung.recipes.text.sources.rows import columns_of, row_of
+from rung.recipes.text.sources.files import columns_of, row_of
 
 CONVERTED = "refs/convert/parquet"  # where the hub keeps its own Parquet files of a set
 
@@ -29,30 +29,26 @@ def source(name: str, config: str) -> Source:
         else:
             by_split[known] = rows
     if "train" not in by_split:
-        raise DataError(f"{name} has no train split, only {', '.join(loaded)}; choose another set")
+        raise DataError(f"{name} has no train split, only {', '.join(loaded)}; choose another set", code="no-split")
     notes = [f"configuration {config} of {name}"]
     if others:
         notes.append(f"left aside the splits {', '.join(others)}")
 
     def read(quarantine: Quarantine) -> Iterator[Document]:
-        for split in SPLITS:
-            if split in by_split:
-                yield from _documents(by_split[split], name, split, quarantine)
+        for split in [split for split in SPLITS if split in by_split]:
+            rows = by_split[split]
+            columns = columns_of(rows.column_names, f"{name} ({split})")
+            names = getattr(rows.features[columns[-1]], "names", None)
+            for number, values in enumerate(rows.select_columns(columns)):
+                where = f"{name}/{split}:{number}"
+                try:
+                    text, category = row_of(values, names, name, where)
+                except ValueError as error:
+                    quarantine(where, str(error))
+                    continue
+                yield Document(text, category, where, where, number, split)
 
     return Source(f"{name} ({config})", read, tuple(notes))
-
-
-def _documents(rows: Any, name: str, split: str, quarantine: Quarantine) -> Iterator[Document]:
-    columns = columns_of(rows.column_names, f"{name} ({split})")
-    names = getattr(rows.features[columns[-1]], "names", None)
-    for number, values in enumerate(rows.select_columns(columns)):
-        where = f"{name}/{split}:{number}"
-        try:
-            row = row_of(values, names, name, where)
-        except ValueError as error:
-            quarantine(where, str(error))
-            continue
-        yield Document(row.text, row.category, where, where, number, split)
 
 
 def _load(name: str, config: str) -> tuple[Any, str]:
@@ -63,7 +59,8 @@ def _load(name: str, config: str) -> tuple[Any, str]:
         known = re.findall(r"'([^']+)'", str(error).partition("vailable")[2])
         if len(known) != 1:
             has = f"it has {', '.join(known)}" if known else f"the hub says: {_first_line(error)}"
-            raise DataError(f"{name} has no configuration {config}; {has}; set dataset.hub_config") from error
+            problem = f"{name} has no configuration {config}; {has}"
+            raise DataError(f"{problem}; set dataset.hub_config", code="no-config") from error
     return _load_one(name, known[0]), known[0]
 
 
@@ -71,12 +68,11 @@ def _load_one(name: str, config: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"{name} looks like a Hugging Face data set, which needs the package datasets: `pip install 'rung[hf]'` "
-            "(or is it a folder that is not there?)"
-        ) from error
+        problem = f"{name} looks like a Hugging Face data set, which needs the package datasets"
+        remedy = "`pip install 'rung[hf]'` (or is it a folder that is not there?)"
+        raise DataError(f"{problem}: {remedy}", code="not-installed") from error
     datasets.disable_progress_bars()
-    for name_of_logger in ("datasets", "huggingface_hub"):  # retries are told in one sentence at the end
+    for name_of_logger in ("datasets", "huggingface_hub"):  # a failure is one sentence at the end, not a log of retries
         logging.getLogger(name_of_logger).setLevel(logging.ERROR)
     try:
         try:
@@ -88,11 +84,9 @@ def _load_one(name: str, config: str) -> Any:
     except ValueError:
         raise
     except Exception as error:  # the hub, its client and the network fail in many ways
-        raise DataError(
-            f"{name} is no file or folder here, not in the cache of Hugging Face data sets, and the hub does not give "
-            f"it ({_first_line(error)}); check the name and the network, or fetch it where there is one and bring the "
-            "cache along (HF_DATASETS_CACHE)"
-        ) from error
+        problem = f"{name} is no file or folder here, not in the cache of data sets, and the hub failed"
+        remedy = "check the name and the network, or copy the cache of another machine (HF_DATASETS_CACHE)"
+        raise DataError(f"{problem} ({_first_line(error)}); {remedy}", code="no-data") from error
 
 
 def _first_line(error: Exception) -> str:

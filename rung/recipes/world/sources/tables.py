@@ -1,15 +1,16 @@
-"""Tables beside pictures or films: JSON lines, JSON or CSV, with the columns people use.
+"""Tables beside pictures or films: JSON lines, JSON, CSV, and the records of a Donkey Car tub.
 
 A table says which picture (image, file, frame), when (t, time, timestamp; a unit may follow: timestamp_ms), in which
 recording (episode, session), from where (pose, or x, y, z with angles or a quaternion), and what was done (control, or
-any other numbers). What had to be assumed is said in `notes`.
+any other numbers). `notes` lists what had to be assumed.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,12 +36,16 @@ NOT_CONTROLS = {
     *IMAGE, *EPISODE, *LABEL, *POSE, *CONTROL, *RATE, *(name + unit for name in TIME for unit in UNITS),
     *COUNTER, "id", "row", "frame_id", "width", "height", "control_names",
 }  # fmt: skip
+TUB_IMAGE = "cam/image_array"
+# Both are what the user did, also where a pilot drove: angle is positive to the right, throttle forwards.
+TUB_CONTROLS = {"user/angle": "angle", "user/throttle": "throttle"}
+TUB_TIMES = {"_timestamp_ms": "timestamp_ms", "milliseconds": "timestamp_ms", "timestamp": "timestamp"}
 ASSUMED_HZ = 20.0
 MOST_COUNTED = 10_000_000  # larger whole numbers are seconds of a clock, not frames
 
 
 @dataclass
-class Table:
+class FrameTable:
     path: Path
     rows: list[dict[str, Any]]
     header: dict[str, Any] = field(default_factory=dict)  # what stands beside the rows of a JSON file
@@ -48,7 +53,9 @@ class Table:
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise DataError(f"{self.path} has no rows; pass --from a folder whose table has one row per frame")
+            raise DataError(
+                f"{self.path} has no rows; pass --from a folder whose table has one row per frame", code="table-empty"
+            )
         self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
 
     def find(self, names: Sequence[str]) -> str | None:
@@ -66,24 +73,18 @@ class Table:
         for number, row in enumerate(self.rows):
             numbers.setdefault(str(row.get(episode)) if episode else "", []).append(number)
         stem = self.path.parent.name if self.path.stem == "frames" else self.path.stem
-        return [
-            (
-                str(self.rows[rows[0]].get(label))
-                if label
-                else labelled(f"{episode} {key}" if episode else stem, within),
-                np.array(rows),
-            )
-            for key, rows in numbers.items()
-        ]
+        groups = []
+        for key, rows in numbers.items():
+            name = labelled(f"{episode} {key}" if episode else stem, within)
+            groups.append((str(self.rows[rows[0]].get(label)) if label else name, np.array(rows)))
+        return groups
 
     def numbers(self, column: str, read: Callable[[Any], float | None] | None = None) -> np.ndarray:
         """(rows,) float64, NaN where there is nothing; refuses what is not a number."""
         values = [(read or _number)(row.get(column)) for row in self.rows]
         for row, value in enumerate(values, 1):
             if value is None:
-                raise DataError(
-                    f"{self.path}, row {row}: {column} is {self.rows[row - 1][column]!r}, not a number; mend the table"
-                )
+                raise bad_table(f"{self.path}, row {row}", f"{column} is {self.rows[row - 1][column]!r}, not a number")
         return np.array(values, np.float64)
 
     def times(self, film: np.ndarray | None = None) -> np.ndarray | None:
@@ -114,13 +115,14 @@ class Table:
             if count.min() < first or count.max() >= len(film) + first or (count != np.rint(count)).any():
                 raise DataError(
                     f"{self.path}: {column} runs from {count.min():g} to {count.max():g}, the film has {len(film)} "
-                    "frames; count them from 0, or give times in seconds"
+                    "frames; count them from 0, or give times in seconds",
+                    code="count-mismatch",
                 )
             return film[count.astype(np.int64) - first]
         name = next((n for n in RATE if n in self.header), None) or self.find(RATE)
         rate = ASSUMED_HZ if name is None else _number(self.header.get(name, self.rows[0].get(name)))
         if rate is None or not 0 < rate < np.inf:
-            raise DataError(f"{self.path}: {name} is not a rate; give frames per second, above 0")
+            raise bad_table(self.path, f"{name} is not a rate: frames per second, above 0")
         if name is None:
             self.notes.append(
                 f"{column} counts frames and no rate is given: {ASSUMED_HZ:g} frames a second are assumed; a column "
@@ -128,24 +130,22 @@ class Table:
             )
         return count / rate
 
-    def poses(self, axes: str) -> np.ndarray | None:
-        """(rows, 4, 4), NaN where a row has none."""
+    def poses(self, axes: str) -> tuple[np.ndarray | None, tuple[float, float, float]]:
+        """(rows, 4, 4), NaN where a row has none, or None; and the world's up.
+
+        Up is z for angles; else y, against it for opencv and along it for opengl, as if the first camera were level.
+        """
+        up = (0.0, 1.0, 0.0) if axes == "opengl" else (0.0, -1.0, 0.0)
         column = self.find(POSE)
         if column is not None:
             values = self._lists(column)
-        elif all(name in self.columns for name in POSITION + QUATERNION):
-            values = np.stack([self.numbers(name) for name in POSITION + QUATERNION], axis=1)
-        elif all(name in self.columns for name in POSITION + ANGLES):
-            values = np.stack([self.numbers(name) for name in POSITION + ANGLES], axis=1)
         else:
-            return None
-        return read_poses(values, axes, str(self.path))
-
-    def up(self, axes: str) -> tuple[float, float, float]:
-        """The world's up: z for angles; else y, downwards in opencv's and upwards in opengl's."""
-        pose = self.find(POSE)
-        has_angles = self._lists(pose).shape[1] == 6 if pose else not all(name in self.columns for name in QUATERNION)
-        return (0.0, 0.0, 1.0) if has_angles else up_of(axes)
+            kinds = (POSITION + QUATERNION, POSITION + ANGLES)
+            names = next((kind for kind in kinds if set(kind) <= set(self.columns)), None)
+            if names is None:
+                return None, up
+            values = np.stack([self.numbers(name) for name in names], axis=1)
+        return read_poses(values, axes, str(self.path)), (0.0, 0.0, 1.0) if values.shape[1] == 6 else up
 
     def controls(self) -> tuple[np.ndarray | None, list[str]]:
         """(rows, C) and their names; NaN where a row has none."""
@@ -156,13 +156,11 @@ class Table:
             if names is None:
                 names = [f"{column}_{i}" for i in range(values.shape[1])]
             if len(names) != values.shape[1]:
-                raise DataError(
-                    f"{self.path}: {column} has {values.shape[1]} numbers, control_names {len(names)}; mend it"
-                )
+                raise bad_table(self.path, f"{column} has {values.shape[1]} numbers, control_names {len(names)}")
             return values, [str(name) for name in names]
         table = self
         if column is not None:
-            table = Table(self.path, [row.get(column) or {} for row in self.rows])
+            table = FrameTable(self.path, [row.get(column) or {} for row in self.rows])
         skipped = {*NOT_CONTROLS, *POSITION, *QUATERNION, *(ANGLES if "x" in self.columns else ())}
         names = [name for name in table.columns if column is not None or not (name in skipped or name.startswith("_"))]
         names = [name for name in names if all(_number(row.get(name)) is not None for row in table.rows)]
@@ -173,41 +171,92 @@ class Table:
         values = self.numbers(column, _moment)
         if not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0]) + 1
-            raise DataError(f"{self.path}, row {row} of {len(values)} has no {column}; every row needs one")
+            raise bad_table(f"{self.path}, row {row} of {len(values)}", f"no {column}, which every row needs")
         return values
 
     def _lists(self, column: str) -> np.ndarray:
         lists = [None if row.get(column) is None else _flat(row[column]) for row in self.rows]
         sizes = {len(values) for values in lists if values is not None}
         if len(sizes) != 1 or 0 in sizes:
-            shown = ", ".join(map(str, sorted(sizes))) or "no"
-            raise DataError(f"{self.path}: the lists in {column} have {shown} numbers; they must have one length")
+            shown = ", ".join(map(str, sorted(sizes))) or "none"
+            raise bad_table(self.path, f"the lists in {column} must have one length, not {shown}")
         size = sizes.pop()
         numbers = [[np.nan] * size if values is None else [_number(v) for v in values] for values in lists]
         for row, values in enumerate(numbers, 1):
             if None in values:
-                raise DataError(
-                    f"{self.path}, row {row}: {column} holds something that is not a number; mend the table"
-                )
+                raise bad_table(f"{self.path}, row {row}", f"{column} has something that is not a number")
         return np.array(numbers, np.float64)
 
 
-def read_table(path: Path) -> Table:
-    try:
-        text = path.read_text("utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            return _read_csv(path, text)
-        if path.suffix.lower() != ".json":
-            return Table(path, [_row(path, i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()])
-        data = json.loads(text)
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {error}; mend the table") from error
+def read_table(path: Path) -> FrameTable:
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        lines = _read_text(path).splitlines()
+        delimiter = max(",;\t", key=(lines or [""])[0].count)
+        try:
+            read = list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+        except csv.Error as error:
+            raise bad_table(path, error) from error
+        return FrameTable(
+            path, [{k.strip(): v for k, v in row.items() if k is not None and v not in ("", None)} for row in read]
+        )
+    if suffix != ".json":
+        return FrameTable(path, list(_json_lines(path)))
+    data = _json(_read_text(path), path)
     header = data if isinstance(data, dict) else {}
     lists = [data] if isinstance(data, list) else [v for v in header.values() if isinstance(v, list) and v]
     rows = next((v for v in lists if all(isinstance(row, dict) for row in v)), None)
     if rows is None:
-        raise DataError(f'{path} holds no list of rows; write [{{...}}, ...] or {{"frames": [{{...}}, ...]}}')
-    return Table(path, rows, header)
+        raise bad_table(path, 'no list of rows; write [{...}, ...] or {"frames": [{...}, ...]}')
+    return FrameTable(path, rows, header)
+
+
+def is_tub(folder: Path) -> bool:
+    return any(folder.glob("catalog_*.catalog")) or any(folder.glob("record_*.json"))
+
+
+def read_tub(folder: Path) -> tuple[FrameTable, int]:
+    """A Donkey Car tub of version 2 (manifest.json and catalogs) or 1 (record_N.json), and how many were deleted.
+
+    Records that the driver deleted are left out; each row has its `index`, which jumps there.
+    """
+
+    def number_in(path: Path) -> tuple[int, str]:
+        return int((re.findall(r"\d+", path.stem) or [0])[-1]), path.name
+
+    catalogs = sorted(folder.glob("catalog_*.catalog"), key=number_in)
+    manifest = folder / "manifest.json"
+    deleted: Any = []
+    if catalogs:
+        records = [record for path in catalogs for record in _json_lines(path)]
+        if manifest.is_file():  # its last line with the key counts
+            for record in _json_lines(manifest, having='"deleted_indexes"'):
+                deleted = record.get("deleted_indexes") or []
+    else:
+        paths = sorted(folder.glob("record_*.json"), key=number_in)
+        records = [{"_index": number_in(path)[0]} | _object(_read_text(path), path) for path in paths]
+    if not isinstance(deleted, list):
+        raise bad_table(manifest, f"deleted_indexes is {deleted!r}, not a list")
+    deleted = {index for index in deleted if isinstance(index, int)}
+
+    rows: list[dict[str, Any]] = []
+    for number, record in enumerate(records):
+        index = record["_index"] if isinstance(record.get("_index"), int) else number
+        if index in deleted or not isinstance(record.get(TUB_IMAGE), str):
+            continue
+        row = {"image": record[TUB_IMAGE], "index": index}
+        if "_session_id" in record:
+            row["session"] = record["_session_id"]
+        time = next((name for name in TUB_TIMES if name in record), None)
+        if time is not None:
+            row[TUB_TIMES[time]] = record[time]
+        rows.append(row | {ours: record[theirs] for theirs, ours in TUB_CONTROLS.items() if theirs in record})
+    if not rows:
+        raise DataError(
+            f"none of the {len(records)} records in {folder} names a picture ({TUB_IMAGE}); pass --from another tub",
+            code="table-empty",
+        )
+    return FrameTable(folder, rows), len(records) - len(rows)
 
 
 def read_poses(values: np.ndarray, axes: str, where: str) -> np.ndarray:
@@ -217,21 +266,17 @@ def read_poses(values: np.ndarray, axes: str, where: str) -> np.ndarray:
     try:
         poses = geometry.from_numbers(values[known], axes)
     except ValueError as error:
-        raise DataError(f"{where}: {error}; mend the poses") from error
+        raise DataError(f"{where}: {error}; fix the poses", code="bad-pose") from error
     rigid = geometry.is_rigid(poses)
     if not rigid.all():
         row = int(np.flatnonzero(known)[np.flatnonzero(~rigid)[0]]) + 1
         raise DataError(
             f"{where}, row {row}: the pose is not a rotation and a place ({int((~rigid).sum())} of {len(values)} are "
-            "not); poses are camera-to-world, as 6, 7, 12 or 16 numbers"
+            "not); poses are camera-to-world, as 6, 7, 12 or 16 numbers",
+            code="bad-pose",
         )
     out[known] = geometry.nearest_rotation(poses) if values.shape[1] > 7 else poses
     return out
-
-
-def up_of(axes: str) -> tuple[float, float, float]:
-    """What is up in a world whose first camera was held level: against opencv's y, along opengl's."""
-    return (0.0, 1.0, 0.0) if axes == "opengl" else (0.0, -1.0, 0.0)
 
 
 def labelled(name: str, within: str) -> str:
@@ -243,21 +288,36 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and _number(value) is None
 
 
-def _read_csv(path: Path, text: str) -> Table:
-    head = text.split("\n", 1)[0]
-    reader = csv.DictReader(text.splitlines(), delimiter=max(",;\t", key=head.count), skipinitialspace=True)
-    rows = [{(k or "").strip(): v for k, v in row.items() if k is not None} for row in reader]
-    return Table(path, [{k: v for k, v in row.items() if v not in ("", None)} for row in rows])
+def bad_table(where: object, problem: object) -> DataError:
+    return DataError(f"{where}: {problem}; fix the file", code="bad-table")
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
     try:
-        row = json.loads(line)
+        return path.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise bad_table(path, error) from error
+
+
+def _json(text: str, where: object) -> Any:
+    try:
+        return json.loads(text)
     except ValueError as error:
-        raise DataError(f"{path}, line {number} is not JSON ({error}); mend the table") from error
-    if not isinstance(row, dict):
-        raise DataError(f'{path}, line {number} is not an object with names; write {{"image": ..., "t": ...}}')
-    return row
+        raise bad_table(where, f"not JSON ({error})") from error
+
+
+def _object(text: str, where: object) -> dict[str, Any]:
+    value = _json(text, where)
+    if not isinstance(value, dict):
+        raise bad_table(where, 'not an object such as {"image": ..., "t": ...}')
+    return value
+
+
+def _json_lines(path: Path, having: str = "") -> Iterator[dict[str, Any]]:
+    """The objects of a file that has one on each line, of those lines that contain a text."""
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
+        if line.strip() and having in line:
+            yield _object(line, f"{path}, line {number}")
 
 
 def _number(value: Any) -> float | None:

@@ -1,15 +1,9 @@
-"""Do the controls say what the pictures do, at the same moment? An answer before anything is trained.
+"""Checks before training whether controls and pictures belong together at the same moment.
 
-How a picture moved from one frame to the next is estimated from the pictures alone: the shift sideways, the shift down,
-the growth and the roll that carry one coarse picture onto the next. Then each control is read off that motion by least
-squares, with the controls taken some frames earlier or later. The share of a control that can be read (R2) peaks at the
-lag at which the control and the picture belong together. It should be 0.
-
-Lag n: the picture follows n frames after the row of its control. What is to be done about it is for others to say.
-
-The one surprising thing is what is missing: the raw difference of two frames. What a turn does to a pixel depends on
-what is beside it, so that on recorded films no linear map from controls to differences explains more than 2 %; the
-motion explains 70 % (yaw of a ViZDoom walk) and 60 % (steering of a model car).
+The motion between two frames is estimated from the pictures alone, and each control is predicted from it by least
+squares, with the controls taken some frames earlier or later: R2 should peak at lag 0. Lag n: the picture follows n
+frames after the row of its control. The raw difference of two frames would not do: it explains at most 2 % of recorded
+controls, the motion 70 % (yaw of a ViZDoom walk) and 60 % (steering of a model car).
 """
 
 from __future__ import annotations
@@ -76,7 +70,7 @@ def align(
     names: Sequence[str],
     spans: Sequence[Span],
 ) -> Alignment:
-    rows = [usable_rows(span, motion, is_valid) for span in spans]
+    rows = [_usable_rows(span, motion, is_valid) for span in spans]
     num_rows = sum(map(len, rows))
     if num_rows < LEAST_ROWS:
         return Alignment("short", num_rows)
@@ -90,18 +84,22 @@ def align(
         if len(own)
         for part in np.array_split(own, max(1, round(len(own) / size)))
     ]
-    sums = Sums.over([_sums(motion, u, part) for _, part in cut])
+    parts = []
+    for _, part in cut:
+        x, y = np.column_stack([np.ones(len(part)), motion[part]]), np.stack([u[part - lag] for lag in LAGS])
+        parts.append(Sums(x.T @ x, x.T @ y, (y**2).sum(1)))
+    sums = Sums.over(parts)
     r2_LC = sums.total().r2()
     peak_C = r2_LC.max(0)
-    say_C = np.where(peak_C >= LEAST_R2, peak_C, 0)  # what can hardly be seen has hardly a say
+    weight_C = np.where(peak_C >= LEAST_R2, peak_C, 0)  # what can hardly be seen hardly counts
     curves = {name: tuple(map(float, r2_LC[:, c])) for c, name in enumerate(names)}
-    if not say_C.any():
+    if not weight_C.any():
         return Alignment("unseen", num_rows, channels=curves)
-    say_C = say_C / say_C.sum()
-    overall = r2_LC @ say_C
+    weight_C = weight_C / weight_C.sum()
+    overall = r2_LC @ weight_C
     best = int(overall.argmax())
     shares = np.random.default_rng(0).multinomial(len(cut), np.full(len(cut), 1 / len(cut)), NUM_RESAMPLED)
-    resampled = sums.weighted(shares).r2() @ say_C
+    resampled = sums.weighted(shares).r2() @ weight_C
     agreement = float((resampled.argmax(1) == best).mean())
     gain = float(overall[best] / max(overall[NOW], 1e-9) - 1)
     is_sure = gain > LEAST_GAIN and agreement >= AGREEMENT
@@ -116,11 +114,11 @@ def align(
         tuple(map(float, np.percentile(resampled, 2.5, axis=0))),
         tuple(map(float, np.percentile(resampled, 97.5, axis=0))),
         curves,
-        tuple(_stretches(cut, sums, say_C, best)),
+        tuple(_stretches(cut, sums, weight_C, best)),
     )
 
 
-def usable_rows(span: Span, motion: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
+def _usable_rows(span: Span, motion: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
     """Rows whose motion is known and whose controls are at every lag: all lags are judged on the same rows."""
     reach = int(np.abs(LAGS).max())
     rows = np.arange(span.start + reach, span.start + span.length - reach)
@@ -161,16 +159,10 @@ class Sums(NamedTuple):
         return np.where(variance > 1e-9 * num_rows, explained / np.maximum(variance, 1e-12), 0).clip(0, 1)
 
 
-def _sums(motion: np.ndarray, u: np.ndarray, rows: np.ndarray) -> Sums:
-    x = np.column_stack([np.ones(len(rows)), motion[rows]])
-    y = np.stack([u[rows - lag] for lag in LAGS])
-    return Sums(x.T @ x, x.T @ y, (y**2).sum(1))
-
-
-def _stretches(cut: Sequence[tuple[Span, np.ndarray]], sums: Sums, say_C: np.ndarray, best: int) -> list[Stretch]:
+def _stretches(cut: Sequence[tuple[Span, np.ndarray]], sums: Sums, weight_C: np.ndarray, best: int) -> list[Stretch]:
     """Each stretch by itself, with the readout of the whole film: it has too few rows to fit one of its own."""
     readout = sums.total().readout()[best]  # (5, C)
-    curves = np.stack([_correlation(readout, *each) @ say_C for each in zip(sums.xx, sums.xy, sums.yy)])
+    curves = np.stack([_correlation(readout, *each) @ weight_C for each in zip(sums.xx, sums.xy, sums.yy)])
     own = curves.argmax(1)
     # What most rows say, which need not be the lag that fits all of them best together
     usual = int(np.bincount(own, [len(rows) for _, rows in cut], len(LAGS)).argmax())
@@ -207,14 +199,15 @@ def half_width(curve: np.ndarray, best: int) -> float:
 def film_motion(levels: Sequence[np.ndarray], spans: Sequence[Span], report: Callable[[int], None]) -> np.ndarray:
     """(N, 4), NaN outside of the spans and at their beginnings; `levels` are the same frames, ever finer.
 
-    `report` hears how many more are done.
+    `report` gets the number of frames that are done.
     """
-    motion = np.full((len(levels[0]), len(MOTIONS)), np.nan)
+    motion, done = np.full((len(levels[0]), len(MOTIONS)), np.nan), 0
     for span in spans:
         for first in range(span.start + 1, span.start + span.length, 512):
             stop = min(first + 512, span.start + span.length)
             motion[first:stop] = frame_motion([level[first - 1 : stop] for level in levels])
-            report(stop - first)
+            done += stop - first
+            report(done)
     return motion
 
 

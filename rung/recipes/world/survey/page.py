@@ -5,22 +5,30 @@ What matters comes first: the findings, then the evidence in the order in which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from rung.recipes.world.survey.alignment import LAGS, LEAST_R2, NOW, NUM_RESAMPLED
-from rung.recipes.world.survey.charts import Histogram, Series, bar_chart, histograms, line_chart, number
-from rung.recipes.world.survey.findings import percent, places_of
+from rung.recipes.world.survey.findings import percent, places_of, plural
+from rung.report import plot
+from rung.report.blocks import Block, Heading, Page, Paragraph, Picture, Spans, Table, bold, code, link
+from rung.report.plot import WIDTH
 from rung.units import duration
 
 MOST_CHANNELS = 4  # drawn in one chart
+COLORS, INK = ("#0969da", "#bc4c00", "#1a7f37"), "#1f2328"  # of report's plots
+TOP = 40  # pixels for the title of a drawing
 
-VERDICTS = {
-    "aligned": "The controls fit the frames: the curve peaks at lag 0.",
-    "misaligned": "**The controls do not fit the frames**: the curve peaks elsewhere.",
-    "unsure": "The curve peaks elsewhere than at lag 0, but by too little, or in too few resampled films, to be sure.",
-    "unseen": "No control can be read off the motion of the pictures.",
-    "short": "There are too few unbroken steps to tell.",
+VERDICTS: dict[str, Spans] = {
+    "aligned": ["The controls fit the frames: the curve peaks at lag 0."],
+    "misaligned": [bold("The controls do not fit the frames"), ": the curve peaks elsewhere."],
+    "unsure": [
+        "The curve peaks elsewhere than at lag 0, but by too little, or in too few resampled films, to be sure."
+    ],
+    "unseen": ["No control can be read off the motion of the pictures."],
+    "short": ["There are too few unbroken steps to tell."],
 }
 
 
@@ -28,232 +36,279 @@ def summary(figures: dict[str, Any]) -> str:
     """A few lines for the terminal."""
     frames, train = figures["frames"], figures["coverage"].get("train", {"ways": {}, "still": 0})
     ways = [f"{way} {percent(each['share'])}" for way, each in train["ways"].items()]
-    still = f"still {percent(train['still'])}"
+    ways.append(f"still {percent(train['still'])}")
     splits = ", ".join(f"{name} {each['frames']}" for name, each in figures["splits"].items())
+    found = figures["alignment"]
+    if found["overall"]:
+        alignment = (
+            f"{found['verdict']}: best at lag {found['lag']}, R2 {max(found['overall']):.2f}, "
+            f"{percent(found['agreement'])} of resampled films agree, half-width {_width(found)}"
+        )
+    else:
+        alignment = str(VERDICTS[found["verdict"]][0])
+    findings = figures["findings"]
     lines = [
         f"{figures['store']}  {frames['frames']} frames of {figures['size'][0]}x{figures['size'][1]} ({splits}), "
         f"{figures['rate_hz']:.3g} Hz",
-        f"ways       {', '.join([*ways, still])}",
-        f"alignment  {_alignment_line(figures['alignment'])}",
+        f"ways       {', '.join(ways)}",
+        f"alignment  {alignment}",
         f"frames     {len(frames['broken'])} broken, {len(frames['repeated'])} repeated although the controls move, "
         f"{len(frames['cuts'])} cuts",
+        plural(len(findings), "finding") + (":" if findings else ""),
     ]
-    found = figures["findings"]
-    lines.append(f"{len(found)} finding{'s' if len(found) != 1 else ''}" + (":" if found else ""))
-    for each in found:
+    for each in findings:
         lines += [f"{each['rule']}  {each['certainty']}  {each['text']}", f"  try  {each['remedy']}"]
     return "\n".join(lines)
 
 
-def _alignment_line(found: dict[str, Any]) -> str:
-    if found["verdict"] in ("short", "unseen"):
-        return VERDICTS[found["verdict"]]
-    return (
-        f"{found['verdict']}: best at lag {found['lag']}, R2 {max(found['overall']):.2f}, "
-        f"{percent(found['agreement'])} of resampled films agree, half-width {_width(found)}"
+def page(figures: dict[str, Any]) -> Page:
+    about = (
+        f"{figures['frames']['frames']} frames of {figures['size'][0]}x{figures['size'][1]}, "
+        f"{figures['rate_hz']:.3g} Hz. Source: {figures['source'] or 'unknown'}. Fingerprint "
     )
+    rows = [[[code(f["rule"])], f["certainty"], f["text"], f["remedy"]] for f in figures["findings"]]
+    table = Table(["finding", "how sure", "what was seen", "what to try"], rows)
+    file = link("report.json", "report.json")
+    blocks = [
+        Paragraph([about, code(figures["fingerprint"]), ". All figures are in ", file, "."]),
+        Heading(2, ["Findings"]),
+        table if rows else Paragraph(["None: nothing here stands in the way of training."]),
+        *_directions(figures),
+        *_alignment(figures["alignment"]),
+        *_controls(figures),
+        *_frames(figures),
+        *_splits(figures),
+    ]
+    return Page(f"{figures['store']}: what the data is like", blocks)
+
+
+def _directions(figures: dict[str, Any]) -> list[Block]:
+    title, splits = Heading(2, ["Ways gone"]), figures["coverage"]
+    if not splits:
+        return [title, Paragraph(["No step has known controls."])]
+    ways = [*next(iter(splits.values()))["ways"]]
+    rows = []
+    for way in ways:
+        found = [each["ways"][way] for each in splits.values()]
+        rows.append([way] + [f"{percent(each['share'])} ({number(each['total'])})" for each in found])
+    rows.append(["still"] + [percent(each["still"]) for each in splits.values()])
+    rows.append(["steps"] + [str(each["steps"]) for each in splits.values()])
+    is_pose = figures["control_kind"] == "pose"
+    unit = "lengths in units of the poses, angles in degrees" if is_pose else "in units of the control"
+    shares = {
+        name: [100 * share for share in (*(each["ways"][way]["share"] for way in ways), each["still"])]
+        for name, each in splits.items()
+    }
+    text = (
+        "A step goes some way when its control is more than a tenth of a brisk one; it can go several ways at once. In "
+        f"brackets: how far in all, {unit}."
+    )
+    blocks: list[Block] = [
+        title,
+        Paragraph([text]),
+        Table(["way", *splits], rows),
+        Picture("directions.svg", "ways gone", bar_chart("Ways gone, % of the steps", [*ways, "still"], shares)),
+    ]
+    table = splits.get("train", {}).get("forward_by_turn")
+    if table:
+        rows = [[name, *map(percent, row)] for name, row in zip(("forward", "neither", "backward"), table)]
+        blocks.append(Paragraph(["Going and turning together, in training:"]))
+        blocks.append(Table(["", "turn left", "straight", "turn right"], rows))
+    return blocks
+
+
+def _alignment(found: dict[str, Any]) -> list[Block]:
+    text = (
+        "How the picture moves from frame to frame (sideways, down, growth, roll) is estimated from the pictures "
+        "alone; then each control is read off that motion by least squares, with the controls shifted by some frames. "
+        "R2 is the share of the controls that can be read. It should peak at lag 0."
+    )
+    blocks: list[Block] = [Heading(2, ["Controls against frames"]), Paragraph([text])]
+    blocks.append(Paragraph(VERDICTS[found["verdict"]]))
+    if not found["overall"]:
+        return blocks
+    lags = LAGS.tolist()
+    places = [(lag, str(lag)) for lag in lags]
+    x_name = "lag in frames (n: the picture follows n frames after its control)"
+    mean = plot.Trace("", lags, found["overall"], low=found["low"], high=found["high"])
+    title = "How well the controls can be read off the pictures: R2, 95 % bars"
+    overall = plot.scatter_svg(plot.Scatter(title, x_name, [mean], places, has_zero=True))
+    strongest = sorted(found["channels"], key=lambda name: -max(found["channels"][name]))[:MOST_CHANNELS]
+    traces = [plot.Trace(name, lags, found["channels"][name]) for name in strongest]
+    by_channel = plot.scatter_svg(plot.Scatter("The same by channel: R2", x_name, traces, places, has_zero=True))
+    counts = {"": [sum(s["lag"] == lag for s in found["stretches"]) for lag in lags]}
+    by_stretch = bar_chart("Best lag, number of stretches", [f"lag {lag}" for lag in lags], counts)
+
+    seen = {name: list(curve) for name, curve in found["channels"].items() if max(curve) >= LEAST_R2}
+    unseen = [name for name in found["channels"] if name not in seen]
+    rows = [
+        [name, str(LAGS[curve.index(max(curve))]), f"{max(curve):.3f}", f"{curve[NOW]:.3f}"]
+        for name, curve in seen.items()
+    ]
+    gain = f", {percent(found['gain'])} above that at lag 0" if found["lag"] else ""
+    text = (
+        f"Best at lag {found['lag']} with R2 {max(found['overall']):.3f}{gain}; the same lag in "
+        f"{percent(found['agreement'])} of {NUM_RESAMPLED} resampled films; half as high {_width(found)} away (wide "
+        f"where controls are smooth). {found['num_rows']} steps."
+    )
+    blocks += [
+        Paragraph([text]),
+        Picture("alignment.svg", "R2 by lag", overall),
+        Table(["control", "best lag", "R2 there", "R2 at lag 0"], rows),
+    ]
+    if unseen:
+        text = f"Cannot be seen in the motion of the pictures (R2 below {LEAST_R2}): {', '.join(unseen)}."
+        blocks.append(Paragraph([text]))
+    blocks += [
+        Picture("alignment-channels.svg", "R2 by lag and channel", by_channel),
+        Paragraph(["The same for each stretch of the data alone: a stretch that disagrees has a clock of its own."]),
+        Picture("alignment-stretches.svg", "best lag by stretch", by_stretch),
+    ]
+    odd: list[list[Spans | str]] = [
+        [[code(s["label"])], str(s["start"]), str(s["length"]), str(s["lag"])]
+        for s in found["stretches"]
+        if s["is_odd"]
+    ]
+    if odd:
+        blocks.append(Table(["odd stretch", "first row", "frames", "best lag"], odd))
+    return blocks
 
 
 def _width(found: dict[str, Any]) -> str:
     return f"{found['half_width']:.1f} frames" if found["half_width"] < len(LAGS) else f"more than {LAGS.max()} frames"
 
 
-def pictures(figures: dict[str, Any]) -> dict[str, str]:
-    """File name to SVG text."""
-    drawn = {}
-    splits = figures["coverage"]
-    if splits:
-        ways = [*next(iter(splits.values()))["ways"], "still"]
-        groups = [
-            Series(name, [100 * (each["ways"][way]["share"] if way != "still" else each["still"]) for way in ways])
-            for name, each in splits.items()
-        ]
-        drawn["directions.svg"] = bar_chart("Ways gone", ways, groups, "% of the steps")
-    charts = [
-        Histogram(name, c["histogram"]["counts"], c["histogram"]["edges"]) for name, c in figures["channels"].items()
-    ]
-    if charts:
-        drawn["controls.svg"] = histograms("Controls in training, the middle 99.8 %", charts)
-    found = figures["alignment"]
-    if found["overall"]:
-        band = [Series("mean", found["overall"], found["low"], found["high"])]
-        label = "lag in frames (n: the picture follows n frames after its control)"
-        title = "How well the controls can be read off the pictures"
-        drawn["alignment.svg"] = line_chart(title, LAGS.tolist(), band, label, "R2 (95 % band)")
-        each = [Series(name, found["channels"][name]) for name in _strongest(found)]
-        drawn["alignment-channels.svg"] = line_chart("The same by channel", LAGS.tolist(), each, label, "R2")
-        counts = [sum(s["lag"] == lag for s in found["stretches"]) for lag in LAGS]
-        labels = [f"lag {lag}" for lag in LAGS]
-        stretches = [Series("stretches", counts)]
-        drawn["alignment-stretches.svg"] = bar_chart("Best lag, stretch by stretch", labels, stretches, "stretches")
-    return drawn
-
-
-def _strongest(found: dict[str, Any]) -> list[str]:
-    return sorted(found["channels"], key=lambda name: -max(found["channels"][name]))[:MOST_CHANNELS]
-
-
-def page(figures: dict[str, Any], drawn: Sequence[str]) -> str:
-    parts = [
-        f"# {figures['store']}: what the data is like",
-        f"{figures['frames']['frames']} frames of {figures['size'][0]}x{figures['size'][1]}, "
-        f"{figures['rate_hz']:.3g} Hz. Source: {figures['source'] or 'not said'}. Fingerprint "
-        f"`{figures['fingerprint']}`. All figures are in [report.json](report.json).",
-        _findings(figures),
-        _directions(figures),
-        _alignment(figures),
-        _controls(figures),
-        _frames(figures),
-        _splits(figures),
-    ]
-    text = "\n\n".join(parts) + "\n"
-    for name in drawn:
-        assert f"({name})" in text, f"{name} is drawn and not shown"
-    return text
-
-
-def _findings(figures: dict[str, Any]) -> str:
-    if not figures["findings"]:
-        return "## Findings\n\nNone: nothing here stands in the way of training."
-    rows = [[f"`{f['rule']}`", f["certainty"], f["text"], f["remedy"]] for f in figures["findings"]]
-    return "## Findings\n\n" + _table(["finding", "how sure", "what was seen", "what to try"], rows)
-
-
-def _directions(figures: dict[str, Any]) -> str:
-    if not figures["coverage"]:
-        return "## Ways gone\n\nNo step has known controls."
-    splits = figures["coverage"]
-    ways = [*next(iter(splits.values()))["ways"]]
-    rows = []
-    for way in ways:
-        cells = [(splits[name]["ways"][way]["share"], splits[name]["ways"][way]["total"]) for name in splits]
-        rows.append([way] + [f"{percent(share)} ({number(total)})" for share, total in cells])
-    rows.append(["still"] + [f"{percent(splits[name]['still'])}" for name in splits])
-    rows.append(["steps"] + [str(splits[name]["steps"]) for name in splits])
-    is_pose = figures["control_kind"] == "pose"
-    unit = "lengths in units of the poses, angles in degrees" if is_pose else "in units of the control"
-    parts = [
-        "## Ways gone",
-        "A step goes some way when its control is more than a tenth of a brisk one; it can go several ways at once. In "
-        f"brackets: how far in all, {unit}.",
-        _table(["way", *splits], rows),
-        "![ways gone](directions.svg)",
-    ]
-    table = splits.get("train", {}).get("forward_by_turn")
-    if table:
-        names = ("forward", "neither", "backward")
-        shares = [[name, *(f"{percent(share)}" for share in row)] for name, row in zip(names, table)]
-        parts += [
-            "Going and turning together, in training:",
-            _table(["", "turn left", "straight", "turn right"], shares),
-        ]
-    return "\n\n".join(parts)
-
-
-def _alignment(figures: dict[str, Any]) -> str:
-    found = figures["alignment"]
-    parts = [
-        "## Controls against frames",
-        "How the picture moves from frame to frame (sideways, down, growth, roll) is estimated from the pictures "
-        "alone; then each control is read off that motion by least squares, with the controls shifted by some frames. "
-        "R2 is the share of the controls that can be read. It should peak at lag 0.",
-        VERDICTS[found["verdict"]],
-    ]
-    if not found["overall"]:
-        return "\n\n".join(parts)
-    seen = [name for name, curve in found["channels"].items() if max(curve) >= LEAST_R2]
-    unseen = [name for name in found["channels"] if name not in seen]
-    rows = [
-        [name, str(LAGS[curve.index(max(curve))]), f"{max(curve):.3f}", f"{curve[NOW]:.3f}"]
-        for name, curve in ((name, list(found["channels"][name])) for name in seen)
-    ]
-    gain = f", {percent(found['gain'])} above that at lag 0" if found["lag"] else ""
-    parts += [
-        f"Best at lag {found['lag']} with R2 {max(found['overall']):.3f}{gain}; the same lag in "
-        f"{percent(found['agreement'])} of {NUM_RESAMPLED} resampled films; half as high {_width(found)} away (wide "
-        f"where controls are smooth). {found['num_rows']} steps.",
-        "![R2 by lag](alignment.svg)",
-        _table(["control", "best lag", "R2 there", "R2 at lag 0"], rows),
-        f"Cannot be seen in the motion of the pictures (R2 below {LEAST_R2}): {', '.join(unseen)}." if unseen else "",
-        "![R2 by lag and channel](alignment-channels.svg)",
-        "The same for each stretch of the data by itself: a stretch that disagrees has a clock of its own.",
-        "![best lag by stretch](alignment-stretches.svg)",
-    ]
-    odd = [s for s in found["stretches"] if s["is_odd"]]
-    if odd:
-        cells = [[_code(s["label"]), str(s["start"]), str(s["length"]), str(s["lag"])] for s in odd]
-        parts.append(_table(["odd stretch", "first row", "frames", "best lag"], cells))
-    return "\n\n".join(part for part in parts if part)
-
-
-def _controls(figures: dict[str, Any]) -> str:
+def _controls(figures: dict[str, Any]) -> list[Block]:
     keys = ("mean", "std", "min", "p1", "p50", "p99", "max")
-    rows = [[name, *(number(c[key]) for key in keys), str(c["far_out"])] for name, c in figures["channels"].items()]
-    timing = figures["timing"]
-    parts = [
-        "## Controls",
-        "Of the training steps; far out: more than 5 half-widths of the middle 98 % from the median.",
+    channels, timing = figures["channels"], figures["timing"]
+    rows = [[name, *(number(c[key]) for key in keys), str(c["far_out"])] for name, c in channels.items()]
+    blocks: list[Block] = [
+        Heading(2, ["Controls"]),
+        Paragraph(["Of the training steps; far out: more than 5 half-widths of the middle 98 % from the median."]),
+        Table(["control", "mean", "std", "min", "1 %", "median", "99 %", "max", "far out"], rows),
     ]
-    parts.append(_table(["control", "mean", "std", "min", "1 %", "median", "99 %", "max", "far out"], rows))
     if rows:
-        parts.append("![controls](controls.svg)")
+        drawn = histograms("Controls in training, the middle 99.8 %", {n: c["histogram"] for n, c in channels.items()})
+        blocks.append(Picture("controls.svg", "controls", drawn))
     if figures["constant"]:
-        parts.append(f"Always the same: {', '.join(figures['constant'])}.")
-    parts.append(f"Steps without a known control (the first of each record has none): {figures['invalid']}.")
+        blocks.append(Paragraph([f"Always the same: {', '.join(figures['constant'])}."]))
+    text = f"Steps without a known control (the first of each record has none): {figures['invalid']}."
+    blocks.append(Paragraph([text]))
     if timing["steps"]:
-        parts.append(
+        text = (
             f"Time between frames: median {1000 * timing['median_s']:.1f} ms, jitter {percent(timing['jitter'])}, "
             f"1 to 99 % {1000 * timing['p1_s']:.1f} to {1000 * timing['p99_s']:.1f} ms, longest "
-            f"{timing['longest_s']:.3f} s; {timing['gaps']} gaps, {timing['backward']} steps that do not go on in time."
+            f"{timing['longest_s']:.3f} s; {timing['gaps']} gaps, {timing['backward']} steps without progress in time."
         )
-    return "\n\n".join(parts)
+        blocks.append(Paragraph([text]))
+    return blocks
 
 
-def _frames(figures: dict[str, Any]) -> str:
+def _frames(figures: dict[str, Any]) -> list[Block]:
     found = figures["frames"]
-    repeated, longest = len(found["repeated"]), found["longest_repeat"]
+    longest = found["longest_repeat"]
     rows = [
-        ["nearly one colour", str(len(found["broken"])), places_of(figures, found["broken"], 10)],
-        ["of these black", str(len(found["black"])), ""],
-        ["the same as the frame before, also when standing still", str(found["unchanged"]), ""],
-        ["of these although the controls move", str(repeated), places_of(figures, found["repeated"], 10)],
-        ["most of those in a row", str(longest["length"]), places_of(figures, [longest["row"]]) if repeated else ""],
-        ["unlike the frames around", str(len(found["strays"])), places_of(figures, found["strays"], 10)],
-        ["cuts inside an episode", str(len(found["cuts"])), places_of(figures, found["cuts"], 10)],
+        ("nearly one colour", len(found["broken"]), found["broken"]),
+        ("of these black", len(found["black"]), []),
+        ("the same as the frame before, also when standing still", found["unchanged"], []),
+        ("of these although the controls move", len(found["repeated"]), found["repeated"]),
+        ("most of those in a row", longest["length"], [longest["row"]] if found["repeated"] else []),
+        ("unlike the frames around", len(found["strays"]), found["strays"]),
+        ("cuts inside an episode", len(found["cuts"]), found["cuts"]),
     ]
-    return "## Frames\n\n" + _table(["", "frames", "where"], [[a, b, _code(c)] for a, b, c in rows])
+    cells: list[list[Spans | str]] = [
+        [name, str(count), [code(places_of(figures, where, 10))]] for name, count, where in rows
+    ]
+    return [Heading(2, ["Frames"]), Table(["", "frames", "where"], cells)]
 
 
-def _splits(figures: dict[str, Any]) -> str:
+def _splits(figures: dict[str, Any]) -> list[Block]:
     rows = []
     for name, each in figures["splits"].items():
         base = figures["baselines"].get(name, {})
-        cells = [f"{base[key]:.4f}" if key in base else "" for key in ("persistence", "mean_frame")]
-        length = duration(each["seconds"])
-        rows.append([name, str(each["records"]), str(len(each["episodes"])), str(each["frames"]), length, *cells])
-    nearest = figures["nearest"]
-    dropped = [f"{reason}: {count}" for reason, count in figures["dropped"].items()]
-    parts = [
-        "## Splits and baselines",
+        losses = [f"{base[key]:.4f}" if key in base else "" for key in ("persistence", "mean_frame")]
+        counts = map(str, (each["records"], len(each["episodes"]), each["frames"]))
+        rows.append([name, *counts, duration(each["seconds"]), *losses])
+    nearest: Spans = ["No episode is in more than one split."]
+    if near := figures["nearest"]:
+        text = f"Nearest in time: {' and '.join(near['splits'])}, {near['seconds']:.2f} s apart, in "
+        nearest = [text, code(near["label"]), "."]
+    dropped = "; ".join(f"{reason}: {count}" for reason, count in figures["dropped"].items())
+    text = (
         "The last two columns are losses (L1 in [-1, 1]) of models that cost nothing: copying the last frame, and the "
-        "mean of the training frames.",
-        _table(["split", "records", "episodes", "frames", "length", "copy the last", "mean frame"], rows),
-        f"Nearest in time: {' and '.join(nearest['splits'])}, {nearest['seconds']:.2f} s apart, in "
-        f"{_code(nearest['label'])}."
-        if nearest
-        else "No episode is in more than one split.",
-        f"Left out when the data was prepared: {'; '.join(dropped)}." if dropped else "Nothing was left out.",
-    ]
-    return "\n\n".join(parts)
-
-
-def _code(text: str) -> str:
-    return f"`{text.replace('`', '')}`" if text else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as GitHub draws it; a bar inside a cell would end the cell."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+        "mean of the training frames."
     )
+    return [
+        Heading(2, ["Splits and baselines"]),
+        Paragraph([text]),
+        Table(["split", "records", "episodes", "frames", "length", "copy the last", "mean frame"], rows),
+        Paragraph(nearest),
+        Paragraph([f"Left out when the data was prepared: {dropped}." if dropped else "Nothing was left out."]),
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits, without trailing zeros."""
+    text = f"{value:.3g}"
+    return "0" if text == "-0" else text.replace("e-0", "e-").replace("e+0", "e")
+
+
+def bar_chart(title: str, labels: Sequence[str], groups: Mapping[str, Sequence[float]]) -> str:
+    """Lying bars as SVG, one for each label and group; their values stand beside them."""
+    thick, space = 13, 10
+    row = thick * len(groups) + space
+    left, height = 24 + 8 * max(map(len, labels)), TOP + row * len(labels)
+    room, most = WIDTH - 80 - left, max(map(max, groups.values())) or 1
+    parts, legend_x = [], float(WIDTH)
+    for i, label in enumerate(labels):
+        parts.append(_label(left - 8, TOP + i * row + row / 2 + 4, label, "end"))
+    for j, ((name, values), color) in reversed([*enumerate(zip(groups.items(), COLORS))]):
+        for i, value in enumerate(values):
+            y, long = TOP + i * row + space / 2 + j * thick, room * (value / most)
+            parts.append(_bar(left, y, long, thick - 2, color))
+            parts.append(_label(left + long + 5, y + thick - 3, number(value), size=11))
+        if name:
+            legend_x -= 8 * len(name) + 28
+            parts += [_bar(legend_x, 14, 10, 10, color), _label(legend_x + 15, 23, name)]
+    return _svg(title, height, parts)
+
+
+def histograms(title: str, charts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Small multiples as SVG, three in a row, each with its own range and its own height."""
+    wide, high = WIDTH / 3, 150
+    parts = []
+    for k, (name, chart) in enumerate(charts.items()):
+        counts, low, last = chart["counts"], chart["edges"][0], chart["edges"][-1]
+        x, y = wide * (k % 3) + 14, TOP + high * (k // 3)
+        base, width, top = y + high - 34, wide - 28, max(counts) or 1
+        bar = width / len(counts)
+        parts.append(_label(x, y + 12, name, size=13))
+        for i, count in enumerate(counts):
+            tall = (high - 58) * (count / top)
+            if count:
+                parts.append(_bar(x + i * bar, base - tall, max(bar - 0.6, 0.6), tall, COLORS[0]))
+        parts.append(_bar(x, base, width, 1, INK))
+        parts.append(_label(x, base + 15, number(low), size=11))
+        parts.append(_label(x + width, base + 15, number(last), "end", size=11))
+        if low < 0 < last:
+            share = -low / (last - low)
+            parts.append(_bar(x + width * share, base, 1, 4, INK))
+            if 0.15 < share < 0.85:
+                parts.append(_label(x + width * share, base + 15, "0", "middle", size=11))
+    return _svg(title, TOP + high * math.ceil(len(charts) / 3), parts)
+
+
+def _label(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {where} fill="{INK}">{escape(text)}</text>'
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
+
+
+def _svg(title: str, height: float, parts: Sequence[str]) -> str:
+    size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif">'
+    top = f'<text x="14" y="24" font-size="15" font-weight="bold" fill="{INK}">{escape(title)}</text>'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', top, *parts, "</svg>"]) + "\n"

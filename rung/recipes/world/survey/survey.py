@@ -1,8 +1,8 @@
 """What prepared data is like, before anything is trained on it: `rung data world --report`.
 
 Figures are gathered from the store alone, judged by a few stated limits, and written as a page with pictures and a file
-of numbers. A finding says what was seen, how sure that is, and what to try. Nothing is changed in the store, and the
-page is whole or absent: it is written beside its place and moved there last.
+of numbers. Nothing is changed in the store, and the page is whole or absent: it is written beside its place and moved
+there last.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 from rung.data.store import Store, swap
 from rung.errors import DataError
 from rung.recipe import Report
-from rung.recipes.world.sources.timing import onward
-from rung.recipes.world.survey import coverage
-from rung.recipes.world.survey.alignment import Span, align, film_motion
-from rung.recipes.world.survey.blemishes import blemishes
+from rung.recipes.world.sources.episode import onward
+from rung.recipes.world.stream import array_of
+from rung.recipes.world.survey.alignment import Alignment, Span, align, film_motion
+from rung.recipes.world.survey.figures import axes_of, blemishes, channel_figures, directions, moving_channels, timing
 from rung.recipes.world.survey.findings import judge
-from rung.recipes.world.survey.page import page, pictures, summary
+from rung.recipes.world.survey.page import page, summary
+from rung.report.blocks import Picture, markdown
 
 MOST_ROWS = 20_000  # of which motion is estimated, spread over the store
 SPAN = 2000  # rows of a record that are looked at together
@@ -35,23 +36,51 @@ def survey(store: Store, out: Path, report: Report) -> str:
     """Writes report.md, report.json and pictures into `out`, in place of what was there; returns a summary."""
     figures = measure(store, report)
     figures["findings"] = [finding._asdict() for finding in judge(figures)]
-    drawn = pictures(figures)
-    files = {"report.md": page(figures, list(drawn)), "report.json": json.dumps(figures, indent=1) + "\n", **drawn}
-    _write(out, files)
+    shown = page(figures)
+    files = {"report.md": markdown(shown), "report.json": json.dumps(figures, indent=1) + "\n"}
+    files |= {block.path: block.svg for block in shown.blocks if isinstance(block, Picture)}
+    if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(
+            f"{out} is not a report of rung (it has no report.json) and is left alone; move it away",
+            code="folder-exists",
+        )
+    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        for name, text in files.items():
+            (beside / name).write_text(text, "utf-8")
+        swap(beside, out)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {out}: {error.strerror}; free some space or choose another place", code="cannot-write"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return summary(figures)
 
 
 def measure(store: Store, report: Report) -> dict[str, Any]:
     """All figures of a store, as plain data."""
     if not len(store.arrays["frames"]) or "train" not in store.splits:
-        raise DataError(f"{store.path} has no training frames to report on; prepare it again with more data")
-    info, controls = store.info, store.arrays["controls"]
-    names, slight = info["controls"], coverage.slight_controls(info)
+        raise DataError(
+            f"{store.path} has no training frames to report on; prepare it again with more data", code="no-data"
+        )
+    info, controls, times = store.info, store.arrays["controls"], store.arrays["times"]
+    names, constant = info["controls"], info["statistics"]["constant"]
     is_valid = np.asarray(controls[:, names.index("valid")] > 0) if "valid" in names else np.ones(len(controls), bool)
-    axes = coverage.axes_of(info)
-    rows = {split: _rows(store, split) for split in store.splits}
-    known = {split: its[is_valid[its]] for split, its in rows.items()}
-    moved = coverage.has_moved(controls, axes, slight) & is_valid
+    axes = axes_of(info)
+    has_moved = np.any([axis.signs(controls) != 0 for axis in axes], axis=0) & is_valid
+    ends, splits, known = store.starts + store.lengths, {}, {}
+    for split in store.splits:
+        records = store.split(split)
+        rows = np.concatenate([np.zeros(0, np.int64), *(np.arange(store.starts[k], ends[k]) for k in records)])
+        known[split] = rows[is_valid[rows]]
+        splits[split] = {
+            "records": len(records),
+            "frames": int(store.lengths[records].sum()),
+            "seconds": sum(float(times[ends[k] - 1] - times[store.starts[k]]) for k in records),
+            "episodes": sorted({store.index[k]["episode"] for k in records}),
+        }
     return {
         "store": store.path.name,
         "fingerprint": store.fingerprint,
@@ -63,24 +92,22 @@ def measure(store: Store, report: Report) -> dict[str, Any]:
         "records": [
             {key: record.get(key) for key in ("label", "episode", "split", "start", "length")} for record in store.index
         ],
-        "splits": {split: _split_figures(store, split) for split in store.splits},
+        "splits": splits,
         "nearest": _nearest_splits(store),
-        "coverage": {
-            split: coverage.directions(controls[its], axes, slight) for split, its in known.items() if len(its)
-        },
+        "coverage": {split: directions(controls[rows], axes) for split, rows in known.items() if len(rows)},
         "pairs": [axis.ways for axis in axes],
-        "constant": list(info["statistics"]["constant"]),
+        "constant": list(constant),
         "channels": {
-            name: coverage.channel_figures(controls[known["train"], k], known["train"])
+            name: channel_figures(controls[known["train"], k], known["train"])
             for k, name in enumerate(names)
-            if name not in info["statistics"]["constant"] and name != "valid" and len(known["train"])
+            if name not in constant and name != "valid" and len(known["train"])
         },
-        "moving": [names[k] for k in coverage.moving_channels(info)],
+        "moving": [names[k] for k in moving_channels(info)],
         "invalid": int((~is_valid).sum()),
         "differs": _differing(store, known),
-        "timing": coverage.timing(store.arrays["times"], store.starts, store.lengths),
+        "timing": timing(times, store.starts, store.lengths),
         "alignment": asdict(_alignment(store, is_valid, report)),
-        "frames": blemishes(store, coarse(store, 12), moved, report),
+        "frames": blemishes(store, coarse(store, 12), has_moved, report),
         "baselines": info.get("baselines", {}),
         "dropped": info.get("dropped", {}),
     }
@@ -90,7 +117,7 @@ def coarse(store: Store, least: int) -> np.ndarray:
     """All frames at the coarsest size whose smaller side has at least `least` pixels, or as many as there are."""
     height, width = store.info["height"], store.info["width"]
     divisor = max([d for d in store.info["divisors"] if min(height, width) // d >= least], default=1)
-    frames = store.arrays["frames" if divisor == 1 else f"frames_{divisor}"]
+    frames = store.arrays[array_of(divisor)]
     factor = min(frames.shape[1:3]) // least
     if factor < 2:
         return frames
@@ -102,7 +129,7 @@ def coarse(store: Store, least: int) -> np.ndarray:
     return out
 
 
-def _alignment(store: Store, is_valid: np.ndarray, report: Report) -> Any:
+def _alignment(store: Store, is_valid: np.ndarray, report: Report) -> Alignment:
     spans = [
         Span(record["label"], record["start"] + at, min(SPAN, record["length"] - at))
         for record in store.index
@@ -110,35 +137,15 @@ def _alignment(store: Store, is_valid: np.ndarray, report: Report) -> Any:
     ]
     keep = max(1, round(len(spans) * min(1, MOST_ROWS / max(1, int(store.lengths.sum())))))
     spans = [spans[k] for k in np.linspace(0, len(spans) - 1, keep).astype(int)]
-    total, done = sum(span.length for span in spans), 0
-
-    def seen(count: int) -> None:
-        nonlocal done
-        done += count
-        report("estimating how the pictures move", done, total)
-
-    motion = film_motion([coarse(store, 12), coarse(store, 24)], spans, seen)
-    moving = coverage.moving_channels(store.info)
+    total = sum(span.length for span in spans)
+    motion = film_motion(
+        [coarse(store, 12), coarse(store, 24)],
+        spans,
+        lambda done: report("estimating how the pictures move", done, total),
+    )
+    moving = moving_channels(store.info)
     controls = np.asarray(store.arrays["controls"][:, moving], np.float64)
     return align(motion, controls, is_valid, [store.info["controls"][k] for k in moving], spans)
-
-
-def _rows(store: Store, split: str) -> np.ndarray:
-    records = store.split(split)
-    parts = [np.arange(store.starts[k], store.starts[k] + store.lengths[k]) for k in records]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _split_figures(store: Store, split: str) -> dict[str, Any]:
-    records = store.split(split)
-    times = store.arrays["times"]
-    spans = [float(times[store.starts[k] + store.lengths[k] - 1] - times[store.starts[k]]) for k in records]
-    return {
-        "records": len(records),
-        "frames": int(store.lengths[records].sum()),
-        "seconds": sum(spans),
-        "episodes": sorted({store.index[k]["episode"] for k in records}),
-    }
 
 
 def _nearest_splits(store: Store) -> dict[str, Any] | None:
@@ -154,36 +161,21 @@ def _nearest_splits(store: Store) -> dict[str, Any] | None:
         first, last = store.starts[records[0]], store.starts[records[-1]] + store.lengths[records[-1]]
         clock = onward(store.arrays["times"][first:last])
         for a, b in itertools.pairwise(records):
-            pair = store.index[a]["split"], store.index[b]["split"]
+            pair = [store.index[a]["split"], store.index[b]["split"]]
             gap = float(clock[store.starts[b] - first] - clock[store.starts[a] + store.lengths[a] - 1 - first])
             if pair[0] != pair[1] and (found is None or gap < found["seconds"]):
-                found = {"seconds": gap, "splits": list(pair), "label": store.index[a]["label"]}
+                found = {"seconds": gap, "splits": pair, "label": store.index[a]["label"]}
     return found
 
 
 def _differing(store: Store, known: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Channels whose mean or spread is another one in an eval split than in training."""
+    """Channels whose mean or spread in an eval split is far from that in training."""
     found = []
     statistics, controls = store.info["statistics"], store.arrays["controls"]
     for split, rows in known.items():
-        for k in coverage.moving_channels(store.info) if split != "train" and len(rows) else ():
+        for k in moving_channels(store.info) if split != "train" and len(rows) else ():
             mean, std = float(controls[rows, k].mean()), float(controls[rows, k].std())
             shift, ratio = (mean - statistics["mean"][k]) / statistics["std"][k], std / statistics["std"][k]
             if abs(shift) > 0.5 or not 0.5 <= ratio <= 2:
                 found.append({"split": split, "channel": store.info["controls"][k], "shift": shift, "ratio": ratio})
     return found
-
-
-def _write(out: Path, files: dict[str, str]) -> None:
-    if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is not a report of rung (it has no report.json) and is left alone; move it away")
-    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        beside.mkdir(parents=True)
-        for name, text in files.items():
-            (beside / name).write_text(text, "utf-8")
-        swap(beside, out)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}; free some space or choose another place") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

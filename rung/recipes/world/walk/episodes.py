@@ -1,11 +1,9 @@
 """The embedded data of the world recipe: seeded walks through Freedoom maps in ViZDoom.
 
-The same seed, maps and sizes give the same bytes on one platform; a map's walk does not depend on which others are
-asked for. ViZDoom is never imported here: a recorder process per map works in a temporary folder, two maps at a time,
-and one recording at a time is read back, so that neither memory nor disk grows with the number of maps.
-
-The one surprising thing is the engine's camera: heights are drawn 1.2 times too tall, as on the screens of 1993, and to
-look up or down it shifts the picture instead of turning. Poses have the angle that was asked for.
+The same seed, maps and sizes give the same bytes on one platform, and a map's walk does not depend on the other maps. A
+recorder process per map works in a temporary folder, so ViZDoom is never imported here. The engine draws heights 1.2
+times too tall, as on the screens of 1993, and shifts the picture instead of turning it to look up or down; poses have
+the angle that was asked for.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from rung.data.wheel import VIZDOOM
 from rung.errors import ConfigError, DataError
-from rung.recipe import Report, key_of
+from rung.random import key_of
+from rung.recipe import Report
 from rung.recipes.world import config
 from rung.recipes.world.geometry import from_angles
 from rung.recipes.world.sources.episode import Episode
@@ -64,7 +62,7 @@ def walk_episodes(cfg: config.Dataset, seed: int, report: Report) -> Iterator[Ep
     try:
         while waiting or running:
             while waiting and len(running) < min(2, os.cpu_count() or 1):
-                running.append(Recording.start(waiting.popleft()))
+                running.append(Recording(waiting.popleft()))
             recording = running.popleft()
             try:
                 for now in recording.wait():
@@ -84,10 +82,14 @@ def check_maps(wanted: Sequence[str]) -> list[str]:
     spelled = {name.lower(): name for name in MAPS}
     for name in wanted:
         if name.lower() not in spelled:
-            raise ConfigError(f"dataset.maps: Freedoom has no map {name!r}, only E1M1 to E4M9 and map01 to map32")
+            raise ConfigError(
+                f"dataset.maps: Freedoom has no map {name!r}, only E1M1 to E4M9 and map01 to map32", code="no-map"
+            )
     maps = [spelled[name.lower()] for name in wanted or CHOICE]
     if len(set(maps)) < len(maps):
-        raise ConfigError(f"dataset.maps={list(wanted)} names a map twice; its two walks would be the same")
+        raise ConfigError(
+            f"dataset.maps={list(wanted)} names a map twice; its two walks would be the same", code="bad-value"
+        )
     return maps
 
 
@@ -101,7 +103,8 @@ def drawn_size(width: int, height: int) -> tuple[int, int, int]:
             return w, h, 1
     raise ConfigError(
         f"dataset.width={width} dataset.height={height}: the embedded walk has at most 1600x1200 or 1920x1080 pixels; "
-        "choose a smaller size, or record your own and pass --from"
+        "choose a smaller size, or record your own and pass --from",
+        code="too-large",
     )
 
 
@@ -114,40 +117,29 @@ def find_package(report: Report) -> Path:
     if wheel is None or sys.platform != "linux" or platform.machine() != "x86_64":
         raise DataError(
             f"no pinned vizdoom for Python {platform.python_version()} on {sys.platform} {platform.machine()}; "
-            "`pip install vizdoom==1.3.2`, or pass --from a folder with videos"
+            "`pip install vizdoom==1.3.2`, or pass --from a folder with videos",
+            code="not-installed",
         )
     return wheel.unpack(report)
 
 
-@dataclass
 class Recording:
     """A recorder process at work in its folder, and what it leaves there."""
 
-    job: dict[str, Any]
-    folder: tempfile.TemporaryDirectory[str]
-    log: IO[bytes]
-    process: subprocess.Popen[bytes]
-
-    @classmethod
-    def start(cls, job: dict[str, Any]) -> Recording:
-        folder = tempfile.TemporaryDirectory(prefix="rung-walk-", ignore_cleanup_errors=True)
-        log = (Path(folder.name) / "log.txt").open("w+b")
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.frame_shape = job["height"] // job["factor"], job["width"] // job["factor"], 3
+        self.folder = tempfile.TemporaryDirectory(prefix="rung-walk-", ignore_cleanup_errors=True)
+        self.path = Path(self.folder.name)
+        self.log = (self.path / "log.txt").open("w+b")
         root = Path(__file__).parents[4]  # so that the recorder finds this very rung, wherever we were started
         paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rung.recipes.world.walk.recorder", json.dumps(job)],
-            cwd=folder.name, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=self.path, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.DEVNULL,
+            stdout=self.log, stderr=self.log,
             start_new_session=True,  # a group of its own, so that the engine ends with its recorder
         )  # fmt: skip
-        return cls(job, folder, log, process)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder.name)
-
-    @property
-    def frame_shape(self) -> tuple[int, int, int]:
-        return self.job["height"] // self.job["factor"], self.job["width"] // self.job["factor"], 3
 
     def wait(self) -> Iterator[int]:
         """Until the recorder is done; yields the number of frames there are by now."""
@@ -164,7 +156,8 @@ class Recording:
             last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
             raise DataError(
                 f"the walk in {self.job['map']} broke off ({last}); try other dataset.maps, or pass --from a folder "
-                "with videos"
+                "with videos",
+                code="walk-failed",
             )
 
     def episodes(self) -> Iterator[Episode]:

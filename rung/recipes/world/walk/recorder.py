@@ -1,12 +1,10 @@
-"""Walks through one Freedoom map in ViZDoom and writes down what it sees. A program of its own, started by episodes.py.
+"""Walks through one Freedoom map in ViZDoom and records what it sees. A program of its own, started by episodes.py.
 
     python -m rung.recipes.world.walk.recorder '{"package": ..., "wad": ..., "map": ..., "seed": ..., ...}'
 
-It has a process and a folder to itself, as ViZDoom is native code that leaves files where it works. At its end there
-are `frames.bin` (raw RGB) and `steps.npy` (one STEP per frame) in the folder.
-
-The one surprising thing is that one recording may hold several lives: where the map is left, the walker dies or is
-carried off by a teleporter, another one begins, as no control leads from one such frame to the next.
+It has its own process and folder, as ViZDoom is native code that leaves files where it works, and writes `frames.bin`
+(raw RGB) and `steps.npy` (one STEP per frame) there. One recording may hold several lives: a new one begins where the
+walker leaves the map, dies or is teleported, since no control leads from one such frame to the next.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rung.recipes.world.walk.plan import read_plan
-from rung.recipes.world.walk.walker import CONTROLS, Walker
+from rung.recipes.world.walk.walker import CONTROLS, Walker, read_plan
 
 # pose: x, y, z of the camera in map units, yaw, pitch, roll in degrees. The control is applied after the frame.
 STEP = np.dtype([("life", "<i4"), ("tic", "<i4"), ("pose", "<f8", 6), ("control", "<f8", len(CONTROLS))])
@@ -65,7 +62,13 @@ def record(game: Any, walker: Walker, job: dict[str, Any], frames: BinaryIO) -> 
     steps, life, place = np.zeros(job["num_frames"], STEP), -1, np.zeros(2)
     for number in range(len(steps)):
         if number == 0 or game.is_episode_finished():
-            begin(game, is_first=number == 0)
+            if number:
+                game.new_episode()
+            game.send_game_command("god")  # slime and crushers would end the walk
+            game.send_game_command("give keys")
+            game.make_action([0.0] * 5, TICS * SETTLE)
+            if game.is_episode_finished():
+                raise RuntimeError("the map ends as soon as it starts")
             place = np.full(2, np.inf)
         state = game.get_state()
         pose = np.array(state.game_variables, np.float64)
@@ -78,16 +81,6 @@ def record(game: Any, walker: Walker, job: dict[str, Any], frames: BinaryIO) -> 
         steps[number] = (life, state.tic, pose, control)
         game.make_action([*control, float(is_opening)], TICS)
     return steps
-
-
-def begin(game: Any, is_first: bool) -> None:
-    if not is_first:
-        game.new_episode()
-    game.send_game_command("god")  # slime and crushers would end the walk
-    game.send_game_command("give keys")
-    game.make_action([0.0] * 5, TICS * SETTLE)
-    if game.is_episode_finished():
-        raise RuntimeError("the map ends as soon as it begins")
 
 
 def shrink(frame: np.ndarray, factor: int) -> np.ndarray:

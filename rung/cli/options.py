@@ -1,0 +1,39 @@
+"""Options and kinds of commands that several verbs share."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import click
+
+
+class GroupWithDefault(click.Group):
+    """`rung data piano`: a word that is no verb of the group is the first argument of its default command."""
+
+    default: click.Command
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        found = super().get_command(ctx, name)
+        if found is not None:
+            return found
+        assert self.default.callback is not None
+        callback = functools.partial(self.default.callback, name)
+        return click.Command(name, params=list(self.default.params), help=self.default.help, callback=callback)
+
+
+runs_option = click.option(
+    "--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
+    type=click.Path(path_type=Path, file_okay=False), help="Folder of the runs.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+config_option = click.option(
+    "-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys."
+)
+mirror_option = click.option(
+    "--mirror", "mirrors", multiple=True, type=click.Choice(["wandb", "tensorboard"]),
+    help="Also write it for this tracker, offline; may be repeated.",
+)  # fmt: skip
+remote_option = click.option(
+    "--remote", metavar="URL", help="Also send the run to object storage, after each save and at the end."
+)

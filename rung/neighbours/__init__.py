@@ -1,4 +1,0 @@
-"""Other trackers: a run can be mirrored to them while it goes on, and their histories can be brought in.
-
-The record stays the truth: a mirror is fed from it, may lose rows, may fail, and never stops or slows a run.
-"""

@@ -1,0 +1,168 @@
+"""From a recipe, a preset, files, overrides and perhaps an earlier run to one resolved config."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rung.config import Config, Layer, Schema, differences, load_file, merge, nest, parse_overrides
+from rung.engine.config import SCRATCH, Engine
+from rung.errors import ConfigError, RunError, UserError
+from rung.recipe import Recipe
+from rung.recipes import find_recipe, preset_layer
+from rung.runs.query import root_of
+
+if TYPE_CHECKING:
+    from rung.runs.query import Run
+
+COMMAND_LINE, PYTHON = "command line", "python"  # who gave the overrides
+
+# Keys that change where and how a run is computed and shown, not what it learns.
+FREE = (
+    "system.", "ddp.", "logging.", "guard.", "signals.", "checkpoint.", "eval_interval", "sample_interval", "sampling.",
+)  # fmt: skip
+CUT = ("data.batch_size", "optimizer.gradient_accumulation_steps")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe and the config to build it with."""
+
+    recipe: str  # as run.json names it
+    recipe_class: type[Recipe]
+    config: Config
+    preset: str | None = None
+    parent: Run | None = None  # whose config this one changes
+
+
+def schema_of(recipe_name: str, recipe_class: type[Recipe]) -> Schema:
+    return Schema({"engine": Engine, "recipe": recipe_class.Config}, f"rung config {recipe_name}")
+
+
+def resolve(
+    recipe: str | type[Recipe] | None,
+    overrides: str | Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    base: Sequence[Layer] | None = None,
+    *,
+    preset: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    parent: Run | None = None,
+    runs: Path | str | None = None,
+    source: str = COMMAND_LINE,
+) -> Resolved:
+    """Defaults, then the preset (or `base`, or what was set in `parent`), then files, `config` and key=value overrides.
+
+    Where one of the last three names weights to begin with, the keys these need lie over the preset and under files.
+    `source` is what config.sources.json says of `config` and overrides.
+    """
+    if recipe is None:
+        if parent is None:
+            raise UserError(
+                "which recipe? name one (`rung recipes` lists them), or a run to start from", code="missing-option"
+            )
+        recipe = recipe_of(parent)
+    name = recipe if isinstance(recipe, str) else f"{recipe.__module__}:{recipe.__qualname__}"
+    recipe_class = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    overrides = [overrides] if isinstance(overrides, str) else overrides
+    chosen = [*([preset] if preset else []), *(w.partition("=")[2] for w in overrides if w.startswith("preset="))]
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"preset is given {len(chosen)} times ({', '.join(chosen)}); keep one", code="options-conflict"
+        )
+    preset = chosen[0] if chosen else None
+    if preset is None and base is None and parent is not None:
+        base = [run_layer(parent.id, parent.config(), parent.sources())]
+    if base is None or preset is not None:
+        base = preset_layer(recipe_class, preset)
+        preset = preset or (base[0].source.removeprefix("preset ") if base else None)
+    own = [Layer(f"file {path}", load_file(Path(path))) for path in files]
+    own += [Layer(source, nested(config))] if config else []
+    if tree := parse_overrides([word for word in overrides if not word.startswith("preset=")]):
+        own.append(Layer(source, tree))
+    schema = schema_of(name, recipe_class)
+    layers = [*base, *_weights_layer(own, recipe_class, schema, root_of(runs)), *own]
+    return Resolved(name, recipe_class, schema.resolve(layers), preset, parent)
+
+
+def resolve_resume(run: Run, overrides: str | Sequence[str] = (), runs: Path | str | None = None) -> Resolved:
+    """The run's own config with overrides that leave what it learns alone; refuses others."""
+    overrides = [overrides] if isinstance(overrides, str) else overrides
+    # First: a key that does not exist is not one that changes learning.
+    resolved = resolve(None, overrides, parent=run, runs=runs)
+    before = run.config()
+    hangs_on_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
+    hangs_on_evals = hangs_on_evals or before.get("eval_patience", 0) > 0  # evals also decide when it ends
+    for name in differences({}, parse_overrides(overrides)):
+        is_free = name in CUT or (name.startswith(FREE) and not (hangs_on_evals and name == "eval_interval"))
+        if not is_free:
+            raise ConfigError(
+                f"{name} changes what {run.id} learns and cannot be given on resume; "
+                f"start a new run with `rung train --from {run.id} {name}=...`",
+                code="not-resumable",
+            )
+    rows = [
+        tree["data"]["batch_size"] * tree["optimizer"]["gradient_accumulation_steps"]
+        for tree in (before, resolved.config.tree())
+    ]
+    if rows[0] != rows[1]:
+        raise ConfigError(
+            f"{CUT[0]} x {CUT[1]} is {rows[1]} rows a step here and {rows[0]} in {run.id}; "
+            "a resumed run must take the same rows: change both so that the product stays",
+            code="not-resumable",
+        )
+    return resolved
+
+
+def recipe_of(run: Run) -> str:
+    """The recipe that builds its model again; refuses a run that rung did not train."""
+    recipe = str(run.document.get("recipe"))
+    if recipe == "own loop":
+        command = shlex.join(map(str, run.document.get("command") or []))
+        raise RunError(
+            f"{run.id} was trained by a script of its own, which rung cannot build; run it again: {command}",
+            code="not-supported",
+        )
+    if run.document.get("imported"):
+        raise RunError(
+            f"{run.id} came from another tracker ({recipe}); there is no model that rung could build",
+            code="not-supported",
+        )
+    return recipe
+
+
+def run_layer(run_id: str, tree: dict[str, Any], sources: dict[str, str]) -> Layer:
+    """The config of an earlier run as a layer: only what was set there, so that defaults stay defaults."""
+    was_set = [n for n, source in sources.items() if source != "default" and not source.startswith("derived")]
+    return Layer(f"run {run_id}", nest({name: reduce(getitem, name.split("."), tree) for name in was_set}))
+
+
+def nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as Python code writes them, {"lr.learning_rate": 1e-4, "model": {"n_layer": 2}}, as one tree."""
+    tree: dict[str, Any] = {}
+    for name, value in config.items():
+        plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+        merge(tree, nest({str(name): deepcopy(plain)}))  # a copy: later keys may be merged into it
+    return tree
+
+
+def _weights_layer(own: Sequence[Layer], recipe_class: type[Recipe], schema: Schema, root: Path) -> list[Layer]:
+    """Where the user sets init_from: the keys that its weights need."""
+    names = [str(layer.tree["init_from"]) for layer in own if "init_from" in layer.tree]
+    if not names or names[-1] in SCRATCH:
+        return []
+    from rung.engine.init_from import config_from_pretrained, external_source
+
+    try:
+        tree = config_from_pretrained(names[-1], recipe_class, schema, root)
+    except UserError:
+        if external_source(names[-1]) is not None:
+            raise
+        return []  # nothing is lost yet: whoever needs the weights says what is wrong with the name
+    return [Layer(f"init_from {names[-1]}", tree)] if tree else []

@@ -1,0 +1,217 @@
+"""Starts a run of somebody's own loop, and knows the one that is going on.
+
+`rung.init` is the only place that may raise: a name that cannot be one, a folder that cannot be written. The run ends
+with `finish`, with its `with`, with the next `init`, or with the script: a script that ends by an error has crashed.
+A process that is killed says nothing, and its run is shown as vanished, as any other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rung.errors import UserError
+from rung.runs.record import Record
+from rung.script.never_raise import say
+from rung.script.run import RECIPE, OwnRun, ending
+from rung.script.settings import command_without_secrets, dotted, source_of, tree_of, without_secrets
+
+UNSEEDED = 67280421310721  # what torch says of a generator that nobody has seeded
+
+
+@dataclass
+class _Open:
+    run: OwnRun | None = None
+    others: list[OwnRun] = field(default_factory=list)  # that go on beside it
+    known_error: BaseException | None = None  # of an earlier failure, in a session that went on
+
+
+_open = _Open()
+
+
+def init(
+    experiment: str | None = None,
+    config: Any = None,
+    *,
+    why: str | None = None,
+    parent: Any = None,
+    tags: Sequence[str] = (),
+    seed: int | None = None,
+    runs: str | Path | None = None,
+    mirror: str | Sequence[str] = (),
+    mode: str | None = None,
+    code: str | Path | bool = True,
+    planned_seeds: int | None = None,
+    **wandb: Any,
+) -> OwnRun:
+    """Starts a run. The names of wandb are understood too: project, name, notes, group, dir.
+
+    config: a dict, a dataclass, argparse's result or OmegaConf. why: what is to be found out. parent: the run that
+    this one changes. runs: the folder, or RUNG_RUNS, or ./runs. mirror: "wandb" or "tensorboard".
+    mode="disabled" writes nothing, and so do ranks other than the first. An earlier run is finished, unless
+    reinit="create_new" lets both go on. code: the folder whose code is kept, or False for none; by default the one
+    that the script was started from, or its own. planned_seeds: how many seeds each arm of a comparison is to have,
+    fixed before the first one is looked at; `rung ab --judge` then need not allow for further looks.
+    """
+    if planned_seeds is not None and (type(planned_seeds) is not int or planned_seeds < 1):
+        raise UserError(f"planned_seeds={planned_seeds!r} is not a number of seeds; give 3 or more.", code="bad-value")
+    if wandb.pop("reinit", None) != "create_new":
+        finish()
+    experiment = experiment or wandb.pop("project", None) or _name_of_script()
+    why, folder = why or wandb.pop("notes", None), runs or wandb.pop("dir", None)
+    labels = [*tags, *(str(wandb.pop(name)) for name in ("name", "group", "job_type") if wandb.get(name))]
+    tree = tree_of(config)
+    sources = {key: source_of(key, sys.argv) for key, _ in dotted(tree)}
+    if mode == "disabled" or _rank() > 0:
+        return _take(OwnRun(None, tree, sources))
+    mirrors = list(dict.fromkeys([mirror] if isinstance(mirror, str) else mirror))
+    _require(mirrors)
+    root = Path(folder or os.environ.get("RUNG_RUNS") or "runs").expanduser()
+    parent = getattr(parent, "id", parent) or None
+    record = Record.create(
+        root,
+        str(experiment),
+        recipe=RECIPE,
+        preset=None,
+        command=command_without_secrets(sys.argv),
+        seed=seed if seed is not None else _seed(tree),  # None where nobody has set one
+        config=without_secrets(tree),
+        sources=sources,
+        derived={},
+        data={},
+        parent=None if parent is None else str(parent),
+        why=None if why is None else str(why),
+        tags=labels,
+        code_root=(_code_root() if code else None) if isinstance(code, bool) else Path(code),
+    )
+    if planned_seeds is not None:
+        record.update(planned_seeds=planned_seeds)
+    run = OwnRun(record, tree, sources)
+    _tell(run, record, root, parent, [name for name, value in wandb.items() if value is not None])
+    _follow(record, mirrors)
+    return _take(run)
+
+
+def current() -> OwnRun | None:
+    """The run that was started last, while it trains."""
+    return _open.run if _open.run is not None and _open.run.status in ("running", "disabled") else None
+
+
+def needed() -> OwnRun:
+    run = current()
+    if run is None:
+        raise UserError("there is no run; start one: rung.init(experiment=...).", code="no-run")
+    return run
+
+
+def log(data: Mapping[str, Any], step: int | None = None, **how: Any) -> None:
+    needed().log(data, step, **how)
+
+
+def watch(model: Any, optimizer: Any = None, every: int = 20, **how: Any) -> None:
+    needed().watch(model, optimizer, every, **how)
+
+
+def define_metric(name: str, better: str | None = None, **definition: Any) -> None:
+    needed().define_metric(name, better, **definition)
+
+
+def finish(status: str | int | None = None, **how: Any) -> None:
+    """Ends the current run, if there is one."""
+    run, _open.run = _open.run, None
+    if run is not None:
+        run.finish(status, **how)
+
+
+def _take(run: OwnRun) -> OwnRun:
+    if _open.run is not None:
+        _open.others.append(_open.run)
+    _open.run, _open.known_error = run, getattr(sys, "last_value", None)
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    return run
+
+
+def _at_exit() -> None:
+    """Python keeps the error that ended a script; in a session the last one may be old and somebody else's."""
+    error = getattr(sys, "last_value", None)
+    is_session = hasattr(sys, "ps1") or "IPython" in sys.modules
+    for run in [*_open.others, *([] if _open.run is None else [_open.run])]:
+        run.finish(*ending(None if is_session or error is _open.known_error else error))
+
+
+def _require(kinds: Sequence[str]) -> None:
+    """Before there is a run: a mirror that cannot be is a mistake of the call."""
+    for kind in kinds:
+        from rung.trackers.mirror import require
+
+        require(kind)
+
+
+def _follow(record: Record, kinds: Sequence[str]) -> None:
+    if not kinds:
+        return
+    from rung.runs.query import Run
+    from rung.runs.record import read_document
+    from rung.trackers.mirror import open_mirror
+
+    run = Run(record.path, read_document(record.path))
+    for kind in kinds:
+        opened = open_mirror(kind, record.path, run.document, run.config())
+        record.follow(opened)
+        say(opened.summary_line())
+
+
+def _tell(run: OwnRun, record: Record, root: Path, parent: str | None, ignored: Sequence[str]) -> None:
+    from rung.runs.query import open_run
+
+    here = Path.cwd()
+    say(f"{record.id} in {record.path.relative_to(here) if record.path.is_relative_to(here) else record.path}")
+    if ignored:
+        run.tell(f"rung.init does not know {', '.join(f'{name}=' for name in ignored)}; ignored")
+    if parent is not None:
+        try:
+            open_run(str(parent), root)
+        except UserError as error:
+            run.tell(f"parent={str(parent)!r}: {error}")
+
+
+def _name_of_script() -> str:
+    stem = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "").stem
+    return stem if stem and not stem.startswith("_") else "own"
+
+
+def _code_root() -> Path:
+    """The folder of the script where it lies below none that has nothing to do with it, else where we are."""
+    script, here = getattr(sys.modules.get("__main__"), "__file__", None), Path.cwd()
+    folder = Path(script).resolve().parent if script else here
+    is_installed = "site-packages" in folder.parts or folder.name == "bin"
+    return here if is_installed or folder.is_relative_to(here) else folder
+
+
+def _seed(tree: dict[str, Any]) -> int | None:
+    """What the configuration says, else what torch was seeded with, where it was."""
+    found = next((v for key, v in dotted(tree) if key.rpartition(".")[2] in ("seed", "random_seed")), None)
+    if isinstance(found, int):
+        return found
+    return torch_seed()
+
+
+def torch_seed() -> int | None:
+    if "torch" not in sys.modules:
+        return None
+    seed = int(sys.modules["torch"].initial_seed())
+    return seed if seed != UNSEEDED and seed < 2**63 else None
+
+
+def _rank() -> int:
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank())
+    number = os.environ.get("RANK", "0")
+    return int(number) if number.isdecimal() else 0

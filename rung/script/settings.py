@@ -1,0 +1,154 @@
+"""The configuration of a script of one's own: a tree that reads as attributes and as items, and knows who set a value.
+
+Anything that is a mapping of names to values will do: a dict, a dataclass, what argparse returns, OmegaConf. Values
+that look like secrets by their name are hidden before anything is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from rung.errors import UserError
+
+SCRIPT, COMMAND_LINE = "script", "command line"
+HIDDEN = "(hidden)"
+_SECRET = re.compile(
+    r"token|(.*[_.-])?(api[_-]?key|password|passwd|secret|secret[_-]?key|credentials?|private[_-]?key"
+    r"|(access|auth|hub|hf|bearer|wandb|api|refresh|login)[_-]?token)",  # pad_token is none
+    re.I,
+)
+Changed = Callable[[dict[str, Any]], None]  # is told of dotted keys and their new values
+
+
+def tree_of(config: Any) -> dict[str, Any]:
+    """A tree of dicts out of whatever holds names and values."""
+    if config is None:
+        return {}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: _plain_branch(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if type(config).__module__.partition(".")[0] == "omegaconf":
+        from omegaconf import OmegaConf
+
+        return _branch(OmegaConf.to_container(config, resolve=True))
+    if isinstance(config, Mapping):
+        return _branch(config)
+    try:
+        return _branch(vars(config))
+    except TypeError:
+        raise UserError(
+            f"config={config!r} has no names and values; pass a dict, a dataclass, argparse's result or OmegaConf.",
+            code="bad-config",
+        ) from None
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: without_secrets(value)
+        if isinstance(value, Mapping)
+        else HIDDEN
+        if isinstance(value, str) and value and _SECRET.fullmatch(name)
+        else value
+        for name, value in tree.items()
+    }
+
+
+def command_without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line whose secrets are hidden, in `--hub_token=x` and in `--hub_token x`."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        is_named = bool(_SECRET.fullmatch(name.lstrip("-")))
+        if is_secret and not word.startswith("-"):
+            word = HIDDEN
+        elif is_named and equals and value:
+            word = f"{name}={HIDDEN}"
+        is_secret = is_named and not equals and word.startswith("-")
+        shown.append(word)
+    return shown
+
+
+def source_of(key: str, words: Sequence[str]) -> str:
+    """Whether a value came with the command line: `--key`, `--key=..` or `key=..`."""
+    for word in words[1:]:
+        name, equals, _ = word.partition("=")
+        is_option = name.startswith("-") or bool(equals)
+        if is_option and name.lstrip("-").replace("-", "_") == key.replace("-", "_"):
+            return COMMAND_LINE
+    return SCRIPT
+
+
+class Settings(MutableMapping[str, Any]):
+    """`config.lr`, `config["lr"]`, `config.model.n_layer`; a change is told to the run."""
+
+    def __init__(self, tree: dict[str, Any], changed: Changed, prefix: str = "") -> None:
+        self.__dict__.update(_tree=tree, _changed=changed, _prefix=prefix)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._tree[name]
+        return Settings(value, self._changed, f"{self._prefix}{name}.") if isinstance(value, dict) else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._tree:
+            raise AttributeError(f"the config has no {self._prefix}{name}; it has {', '.join(self._tree) or 'nothing'}")
+        return self[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __delitem__(self, name: str) -> None:
+        del self._tree[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __repr__(self) -> str:
+        return repr(self._tree)
+
+    def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:
+        """`allow_val_change` is for scripts that come from wandb; changes are always allowed, and always recorded."""
+        new = tree_of(dict(values) if isinstance(values, list | tuple) else values) | _branch(more)
+        _merge(self._tree, new)
+        self._changed({f"{self._prefix}{key}": value for key, value in dotted(new)})
+
+    def setdefaults(self, values: Any) -> None:
+        """Values for names that have none yet."""
+        self.update({name: value for name, value in tree_of(values).items() if name not in self._tree})
+
+    def as_dict(self) -> dict[str, Any]:
+        return _branch(self._tree)
+
+
+def _branch(values: Any) -> dict[str, Any]:
+    return {str(name): _plain_branch(value) for name, value in values.items()}
+
+
+def _plain_branch(value: Any) -> Any:
+    if isinstance(value, Settings | Mapping):
+        return _branch(value)
+    return tree_of(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _merge(tree: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            _merge(tree[name], value)
+        else:
+            tree[name] = value

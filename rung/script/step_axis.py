@@ -1,0 +1,244 @@
+"""The steps of a script's run: which step a logged row is of, its evals, and the best of them.
+
+Steps never go back in what is written. Numbers of training that do are left out, as wandb does; an eval that does is
+kept where the run stands, because that is what it was measured on. An eval that is logged without a step does not count
+as one: it is about the weights that the next row of training starts from, and has that row's number, as in rung's own
+runs.
+
+Under a guard each step has a row, whether the script logs one or not. The guard's numbers wait until the script logs
+its row, or takes the next step; then they are a row of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rung.script.async_scalars import AsyncScalars
+from rung.script.logged import Logged, to_float
+from rung.script.never_raise import NeverRaise
+from rung.script.pairing import Pairing, Update
+
+
+class StepAxis:
+    """`summary` has the last value of each name."""
+
+    def __init__(self, out: NeverRaise) -> None:
+        self._out = out
+        self._rows = AsyncScalars(self._write)
+        self.updates = Pairing()
+        self.summary: dict[str, Any] = {}
+        self.best: dict[str, Any] | None = None
+        self._evals: list[tuple[int, float]] = []
+        self._next, self._last = 0, -1  # the step that a row without a number has, and the newest that was written
+        self._gives_steps = False
+        self._last_train: tuple[int, float] | None = None  # step and time of the last row of training
+        self._at_step: Mapping[str, Any] = {}  # what was logged at the newest step
+        self._num_targets = 0
+        self._targets_waiting: int | None = None  # counted since the last row; None: nobody has counted
+        self._num_left_out = 0
+        self._guarded: tuple[int, Update] | None = None  # number and measures of a guarded step that has no row yet
+        self._num_guarded, self._offset = 0, 0  # what the script's numbers are ahead of the guard's
+        self._logs_first: bool | None = None  # a row before its step; known with the first row
+
+    @property
+    def has_begun(self) -> bool:
+        return self._last >= 0 or self.updates.num_updates > 0 or self._num_guarded > 0
+
+    @property
+    def last(self) -> int | None:
+        """The newest step that was logged, or after the last update; None where nothing was."""
+        num_taken = 0 if self._last_train is None else self._last_train[0] + 1
+        return None if self._last < 0 else max(self._last, num_taken)
+
+    @property
+    def step(self) -> int:
+        """Where the run stands: of what is not numbered itself."""
+        return max(self._last, 0) if self._gives_steps else self._next
+
+    def log(self, logged: Logged, step: Any = None) -> None:
+        if "step" in logged.row:  # a name that is taken
+            said = logged.row.pop("step")
+            step = said if step is None else step
+        is_eval = logged.is_eval_only
+        at = self._number(step, is_eval)
+        if logged.row and not is_eval:
+            self._train(at, logged)
+        if logged.evals or is_eval:
+            self._eval(max(at, self._last), logged)
+
+    def guarded_step(self, number: int, update: Update) -> None:
+        self._write_guarded()
+        self._guarded = (number, update)
+        self._num_guarded += 1
+
+    def write_rows(self) -> None:
+        """Whatever has no row yet gets one, and what is on its way from a device is waited for."""
+        self._write_guarded()
+        self._rows.read(wait=True)
+
+    def _write_guarded(self) -> None:
+        """The last guarded step as a row of its own, where the script has logged none for it."""
+        if self._guarded is None:
+            return
+        (number, update), self._guarded = self._guarded, None
+        step = number + self._offset
+        if self._logs_first and self._last_train is not None:
+            step = self._last_train[0]
+        if step < self._last:
+            return
+        known = self._at_step if self._last_train is not None and step == self._last_train[0] else {}
+        values = {name: value for name, value in update.values.items() if name not in known}
+        if not known:
+            self._count_targets(values)
+            self._time(step, values, has_eval=False)
+            self._at_step = {}
+        self._last, self._next = step, max(self._next, step + 1)
+        self._rows.push(step, values, update.tables)
+
+    def targets(self, count: int) -> None:
+        self._targets_waiting = (self._targets_waiting or 0) + int(count)
+
+    def something_else(self) -> None:
+        """The time of an eval or a sample is not that of a step."""
+        if self._last_train is not None:
+            self._last_train = (self._last_train[0], math.nan)
+
+    def close(self) -> dict[str, Any]:
+        """Writes what is still on its way; returns the totals."""
+        try:
+            self._write_guarded()
+            for at, update in self.updates.rest():
+                if at >= self._last:
+                    self._rows.push(at, update.values, update.tables)
+            self._rows.read(wait=True)
+        except Exception as error:  # a device that has failed gives nothing back, and the run still ends
+            self._out.tell(f"the last rows could not be read: {type(error).__name__}: {str(error)[:160]}")
+        if self._num_left_out:
+            self._out.event("left_out", step=self._last, rows=self._num_left_out, why="their steps went back")
+        return {
+            "step": 0 if self._last_train is None else self._last_train[0] + 1,
+            "targets": self._num_targets,
+            "evals": [loss for _, loss in self._evals],
+            "eval_steps": [step for step, _ in self._evals],
+        }
+
+    def _number(self, given: Any, is_eval: bool) -> int:
+        """The step that a script means."""
+        if given is not None:
+            try:
+                number = int(given)
+                if not 0 <= number < 2**53 or number != float(given):
+                    raise ValueError
+            except (TypeError, ValueError, OverflowError):
+                self._out.tell(f"step={given!r} is not a whole number from 0 on; rows are counted instead", "step")
+            else:
+                self._gives_steps = True
+                return number
+        if self._gives_steps:
+            return max(self._last, 0)
+        number = self._next
+        self._next += not is_eval
+        return number
+
+    def _train(self, step: int, logged: Logged) -> None:
+        if step < self._last:
+            self._num_left_out += 1
+            self._out.tell(
+                f"step {step} comes after step {self._last}: numbers of training that go back are left out, as a run "
+                "has one course; start another run with rung.init",
+                "back",
+            )
+            return
+        row = logged.row
+        own, mine = self._updates_of(step, is_finite=all(_may_be_finite(row.get(name)) for name in ("loss", "norm")))
+        self._note_names(step, row)
+        if "norm" in row:  # the script knows the norm before it clipped; ours is after
+            for update in (*(update for _, update in own), mine):
+                if "norm" in update.values:
+                    update.values.setdefault("norm_clipped", update.values.pop("norm"))
+        for at, update in own:
+            if at >= self._last:
+                self._rows.push(at, update.values, update.tables)
+        row = {**mine.values, **row}
+        self._count_targets(row)
+        self._time(step, row, has_eval=bool(logged.evals))
+        self._last, self._next = step, step + 1
+        self._rows.push(step, row, mine.tables)
+
+    def _updates_of(self, step: int, is_finite: bool) -> tuple[list[tuple[int, Update]], Update]:
+        """Updates that are rows of their own, by step, and what was measured of the one that belongs into this row."""
+        if self._logs_first is None:
+            self._logs_first = self._guarded is None
+        if not self._num_guarded:
+            if not is_finite and self.updates.has_none():  # as a GradScaler leaves a step out
+                self.updates.skipped(step)
+                return [], Update({"skipped": 1.0})
+            return self.updates.rows(step)
+        if self._guarded is None or self._logs_first:
+            self._write_guarded()
+            return [], Update()
+        (number, update), self._guarded = self._guarded, None
+        self._offset = step - number
+        return [], update
+
+    def _note_names(self, step: int, row: Mapping[str, Any]) -> None:
+        if self._last_train is None or step != self._last_train[0]:
+            self._at_step = row
+            return
+        if twice := self._at_step.keys() & row.keys():
+            names = ", ".join(repr(name) for name in sorted(twice)[:3])
+            self._out.tell(f"{names} logged twice at step {step}; both rows are kept", "twice")
+        self._at_step = {**self._at_step, **row}
+
+    def _count_targets(self, row: dict[str, Any]) -> None:
+        if self._targets_waiting is not None:
+            row.setdefault("targets", self._targets_waiting)
+            self._targets_waiting = None
+        if "targets" in row:
+            row["targets"] = to_float(row["targets"])
+            self._num_targets += int(row["targets"]) if math.isfinite(row["targets"]) else 0
+
+    def _time(self, step: int, row: dict[str, Any], has_eval: bool) -> None:
+        """Seconds of a step, where nothing else is known to have happened since the last row."""
+        now, before = time.perf_counter(), self._last_train
+        if before is not None and step > before[0] and not math.isnan(before[1]) and not has_eval:
+            row.setdefault("step_s", (now - before[1]) / (step - before[0]))
+        self._last_train = (step, now)
+
+    def _eval(self, step: int, logged: Logged) -> None:
+        if self._guarded is not None and self._guarded[0] + self._offset < step:
+            self._write_guarded()  # rows do not go back
+        self._rows.read(wait=True)
+        results = {of: {n: to_float(v) for n, v in values.items()} for of, values in logged.evals.items()}
+        row = {f"eval/{of}/{name}": value for of, values in results.items() for name, value in values.items()}
+        if logged.is_eval_only:
+            row |= {name: to_float(value) for name, value in logged.row.items()}
+        self._last = max(self._last, step)
+        self._write(step, row, {})
+        self.something_else()
+        if not results:  # how long it took, and no more
+            return
+        self._out.event("eval", step=step, results=results)
+        of = self.best["set"] if self.best else next((of for of, values in results.items() if "loss" in values), None)
+        loss = results.get(of or "", {}).get("loss")
+        if loss is None:
+            return
+        self._evals.append((step, loss))
+        if math.isfinite(loss) and (self.best is None or loss < self.best["loss"]):
+            best = self.best = {"step": step, "set": of, "loss": loss}
+            self._out.do(lambda record: record.update(best=best))
+
+    def _write(self, step: int, values: dict[str, float], tables: Mapping[str, Any]) -> None:
+        if values:
+            self._out.log(step, values)
+            self.summary.update(values)
+        for kind, table in tables.items():
+            self._out.do(lambda record: record.table(kind, step, table.names, table.columns))  # noqa: B023
+
+
+def _may_be_finite(value: Any) -> bool:
+    """Of a number on a device nothing is known yet."""
+    return not isinstance(value, float) or math.isfinite(value)
