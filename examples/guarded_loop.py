@@ -1,6 +1,6 @@
-"""A plain PyTorch loop under rung's guard, with a fault at step 40: python examples/guarded_loop.py
+"""A plain PyTorch loop with rung's guard and a fault at step 40: python examples/guarded_loop.py
 
-The targets are a count for each row, and the loss takes their logarithm. One row of step 40 has the count 0.
+The target of each row is a count, and the loss takes its logarithm. One row of step 40 has the count 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import rung
 
 
 def batches(num_steps: int) -> Iterator[dict[str, Tensor]]:
-    numbers = torch.Generator().manual_seed(0)  # of its own, so that only the model draws from torch's
+    numbers = torch.Generator().manual_seed(0)  # so that only the model draws from torch's global generator
     for step in range(num_steps):
         x = torch.randn(16, 8, generator=numbers)
         count = torch.exp(x[:, 0]).ceil()

@@ -1,6 +1,6 @@
-"""The Trainer of Hugging Face transformers with the lab book: python examples/hf_trainer.py
+"""The Hugging Face Trainer with rung's lab book: python examples/hf_trainer.py
 
-A tiny GPT-2 from scratch that learns to count; nothing is downloaded.
+Trains a tiny GPT-2 from scratch to count; downloads nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rung.script.huggingface import RungCallback
 
 
 def rows(num_rows: int, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Numbers modulo 32 that go up by a step of 1 to 3."""
+    """Sequences that count up modulo 32, in steps of 1 to 3."""
     numbers = torch.Generator().manual_seed(seed)
     first, by = (
         torch.randint(32, (num_rows, 1), generator=numbers),

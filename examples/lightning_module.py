@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the lab book: python examples/lightning_module.py"""
+"""The Lightning Trainer with rung's lab book: python examples/lightning_module.py"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A GPT in one file, in the manner of nanoGPT, on the docstrings of Python's own library; the lab book beside it.
+"""A GPT in one file, in the style of nanoGPT, trained on standard-library docstrings, with rung's lab book.
 
     python examples/nano_gpt.py
     python examples/nano_gpt.py --n_layer=3 --parent=nano/1 --why="does a third layer pay?"
 
-What is rung's begins with `rung.` or `run.`; the rest would be the same without it.
+Calls to rung begin with `rung.` or `run.`; the rest would be the same without rung.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small model of characters in a plain loop, with the lab book in five lines of it: python examples/plain_loop.py"""
+"""A small character model in a plain loop; five numbered lines add the lab book: python examples/plain_loop.py"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ run.watch(model, optimizer)  # 2
 
 
 def loss_of(part: Tensor, starts: Tensor) -> Tensor:
-    """The next letter, from the eight before it."""
+    """The loss of the next character, given the eight before it."""
     windows = torch.stack([part[start : start + 9] for start in starts.tolist()])
     return nn.functional.cross_entropy(model(windows[:, :8]), windows[:, 8])
 
