@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.errors import CheckpointError, RunError
-from rung.runs.columns import Arrays, Progress, read_arrays, read_lists, read_series, summaries
+from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries
 from rung.runs.files import from_json, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.process import Liveness
 from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
 from rung.runs.renamed import current_config, current_sources
-from rung.runs.summary import Summary
 
 if TYPE_CHECKING:
     from rung.runs.series import Series

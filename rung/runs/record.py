@@ -22,12 +22,10 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
-from rung.runs.environment import environment, version_of
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
-from rung.runs.metrics import MetricsWriter, Number, last_row, next_segment
+from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
-from rung.runs.provenance import snapshot
-from rung.runs.tables import TablesWriter
+from rung.runs.provenance import environment, snapshot, version_of
 
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
@@ -193,7 +191,7 @@ class Record:
             follower.row(step, values)
 
     def table(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
-        """Numbers per layer at a step; see tables.py."""
+        """Numbers per layer at a step; see metrics.py."""
         self._tables.add(kind, step, names, columns)
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:

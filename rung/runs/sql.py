@@ -17,8 +17,8 @@ from rung.errors import RunError
 from rung.runs.fields import code_of, leaves, summary_of, verdict_word
 from rung.runs.files import to_json
 from rung.runs.frames import need
+from rung.runs.metrics import number_of
 from rung.runs.query import Run
-from rung.runs.summary import number_of
 
 Rows = Iterator[tuple[Any, ...]]
 
