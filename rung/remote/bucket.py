@@ -4,6 +4,9 @@ A request that fails for a passing reason (5xx, a cut connection, a timeout) is 
 first one fewer times, so that a wrong URL fails at once. Keys and endpoints come from the usual environment variables
 (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME). A folder has no
 conditional write; a lock and a comparison stand in for it.
+
+Several transfers at a time run in daemon threads rather than those of concurrent.futures, which Python waits for at
+exit: a training that has ended must not hang on a server that does not answer.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ import importlib
 import importlib.util
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from rung.errors import UserError
-from rung.remote.workers import apart
 from rung.runs.files import locked
 from rung.text import one_line
 
 T = TypeVar("T")
+R = TypeVar("R")
+Report = Callable[[str, int, int], None]  # what, done, total
 Version = Mapping[str, str]  # which state of an object was read: e_tag, and with some stores a version
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20  # more than this is sent in parts
@@ -305,3 +311,57 @@ def _first_line(error: Exception) -> str:
     text = re.sub(r" in [0-9.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text)
     text = re.sub(r"(https?://[^\s?)]*)\?[^\s),]*", r"\1", text)  # with some credentials the query holds a signature
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def each(work: Callable[[T], None], items: Iterable[T], num_threads: int = 8) -> None:
+    """Calls `work` on every item, several at a time; the first error ends the rest and is raised."""
+    waiting, errors = deque(items), list[BaseException]()
+
+    def loop() -> None:
+        while not errors:
+            try:
+                item = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=loop, daemon=True) for _ in range(min(num_threads, len(waiting)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C
+        errors.append(error)
+        raise
+    if errors:
+        raise errors[0]
+
+
+def apart(work: Callable[[T], R], item: T) -> R:
+    """Calls `work` in a thread of its own if this is the main one, which otherwise could not be interrupted before
+    a server answers."""
+    if threading.current_thread() is not threading.main_thread():
+        return work(item)
+    results: list[R] = []
+    each(lambda one: results.append(work(one)), [item])
+    return results[0]
+
+
+class Meter:
+    """Counts transferred bytes and reports them; may be called from any thread."""
+
+    def __init__(self, what: str, total: int, report: Report | None) -> None:
+        self.done = 0
+        self._what, self._total, self._report = what, total, report
+        self._lock = threading.Lock()
+        self.add(0)
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self.done += num_bytes
+            if self._report is not None:
+                self._report(self._what, self.done, self._total)

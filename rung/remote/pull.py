@@ -21,10 +21,9 @@ from typing import Any
 
 from rung.errors import RunError
 from rung.files import sha256, sync
-from rung.remote.bucket import Bucket, RemoteError
+from rung.remote.bucket import Bucket, Meter, RemoteError, Report, each
 from rung.remote.manifest import FileEntry, Manifest, check_item, read_manifest
 from rung.remote.snapshot import ahead, lacking, step_of, uid_of, walk
-from rung.remote.workers import Meter, Report, each
 from rung.runs.files import locked, write_json, writing
 from rung.runs.maintenance.selection import folder_at, refuse_running, state_of
 from rung.runs.maintenance.trash import remove
@@ -125,7 +124,17 @@ def pull_run(
             raise RemoteError(message, code="run-damaged")
 
         if here is not None:
-            _update(bucket, manifest, target, parcel, options)
+            with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
+                here = Run(target, read_document(target))
+                _refuse(bucket, manifest, here, options)  # asked again: the download took a while
+                _keep_own(target, parcel, manifest, options)
+                _rename_inside(parcel.files, here.id, here.document)
+                if not options.is_forced:
+                    _swap(target, parcel)
+            if options.is_forced:
+                remove([folder_at(target)], is_forced=True)  # so that it can be restored; asks again whether it runs
+                os.rename(parcel.files, target)
+                sync(target.parent)
             return _result(bucket, manifest, here.id, target, parcel, "updated")
         if options.experiment is not None:
             with claimed(root, options.experiment) as target:
@@ -189,7 +198,15 @@ def download(bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | No
     """
     for _ in range(MOST_CHANGES):
         entries = _wanted(manifest, options.checkpoints)
-        _remove_unwanted(parcel.files, {entry.path for entry in entries})
+        # What an earlier, killed pull left and nobody wants any more goes.
+        wanted = {entry.path for entry in entries}
+        for place, _, names in os.walk(parcel.files, topdown=False):
+            for file in (Path(place, name) for name in names):
+                if file.relative_to(parcel.files).as_posix() not in wanted:
+                    file.unlink()
+            if place != str(parcel.files):
+                with contextlib.suppress(OSError):
+                    os.rmdir(place)
         meter = Meter(f"downloading {manifest.name}", sum(entry.bytes for entry in entries), options.report)
         fetch = functools.partial(_fetch, bucket, manifest, parcel, here, meter)
         try:
@@ -281,21 +298,6 @@ def _parcel_beside(target: Path, uid: str) -> Iterator[Parcel]:
         os.close(lock)
 
 
-def _update(bucket: Bucket, manifest: Manifest, target: Path, parcel: Parcel, options: PullOptions) -> None:
-    """Replaces the local run, if it still may be replaced: the download took a while."""
-    with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
-        here = Run(target, read_document(target))
-        _refuse(bucket, manifest, here, options)
-        _keep_own(target, parcel, manifest, options)
-        _rename_inside(parcel.files, here.id, here.document)
-        if not options.is_forced:
-            _swap(target, parcel)
-            return
-    remove([folder_at(target)], is_forced=True)  # so that it can be restored; asks again whether it runs
-    os.rename(parcel.files, target)
-    sync(target.parent)
-
-
 def _refuse(bucket: Bucket, manifest: Manifest, here: Run, options: PullOptions) -> None:
     """A run that is running here is not touched, nor one that is later than the one in the bucket."""
     if (here.path / HEARTBEAT).exists():  # else it is a copy, of a run that may be running elsewhere
@@ -321,7 +323,12 @@ def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, options: PullOpt
     for path in walk(target, "", lambda name: not name.endswith(".tmp")):
         file = target / path
         if path in named:
-            if path.endswith(".ndjson") and not options.is_forced and not _begins_with(parcel.files / path, file):
+            if not path.endswith(".ndjson") or options.is_forced:
+                continue
+            with (parcel.files / path).open("rb") as one, file.open("rb") as other:
+                # A torn last line does not count.
+                is_longer = all(one.readline() == line for line in other if line.endswith(b"\n"))
+            if not is_longer:
                 raise RunError(
                     f"{file} has lines that {manifest.name} there lacks, notes perhaps; `rung push` them, or add "
                     "--force, which puts the run here into the trash.",
@@ -333,12 +340,6 @@ def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, options: PullOpt
             copy = parcel.files / (path.replace("/", "/aside-pulled/", 1) if is_aside else path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             _link(file, copy)
-
-
-def _begins_with(long: Path, short: Path) -> bool:
-    """Whether a file of lines continues another one; a torn last line of that one does not count."""
-    with long.open("rb") as one, short.open("rb") as other:
-        return all(one.readline() == line for line in other if line.endswith(b"\n"))
 
 
 def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None) -> None:
@@ -404,18 +405,6 @@ def _is_whole(file: Path, entry: FileEntry) -> bool:
         return file.is_file() and file.stat().st_size == entry.bytes and sha256(file) == entry.sha256
     except OSError:
         return False
-
-
-def _remove_unwanted(folder: Path, wanted: set[str]) -> None:
-    """Removes what an earlier, killed pull left and nobody wants any more."""
-    for place, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            file = Path(place, name)
-            if file.relative_to(folder).as_posix() not in wanted:
-                file.unlink()
-        if place != str(folder):
-            with contextlib.suppress(OSError):
-                os.rmdir(place)
 
 
 def _link(file: Path, copy: Path) -> None:

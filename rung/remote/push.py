@@ -18,10 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket, RemoteError, Version, WriteConflict
+from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, each
 from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
 from rung.remote.snapshot import Snapshot, SourceChanged, ahead, lacking, of_run
-from rung.remote.workers import Meter, Report, each
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
 
@@ -116,10 +115,30 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
         )
     if options.is_verified:
         _verify(bucket, snapshot, manifest, options)
-    _write(bucket, manifest, version)
+
+    # The moment in which the item becomes visible.
+    key, data = f"{manifest.place}/manifest.json", manifest.encoded()
+    try:
+        bucket.write(key, data, version)
+    except WriteConflict as error:
+        raise WriteConflict(f"{error} Push again to send yours over it.", code="write-conflict") from None
+    found = bucket.read(key)  # some servers pass over the condition; then the last one to write wins
+    if found is None or found[0] != data:
+        message = f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it."
+        raise WriteConflict(message, code="write-conflict")
     if lost := [entry for entry in _absent(bucket, manifest) if entry.path in snapshot.sources]:
         _send(bucket, snapshot, manifest, lost, options)  # another push cleaned up after itself in that moment
-    num_removed, left = _remove_unnamed(bucket, manifest, before)
+
+    # Files of earlier states go. Leaving them does no harm, so a failure is only noted.
+    named = {manifest.key(entry) for entry in manifest.entries}
+    old, num_removed, left = [key for key in before if key not in named], 0, ""
+    try:
+        now = read_manifest(bucket, manifest.kind, manifest.name) if old else None
+        if now is not None and now[0].push == manifest.push:  # else whoever has pushed since cleans up
+            bucket.delete(old)
+            num_removed = len(old)
+    except UserError as error:
+        left = f"{len(old)} files that nothing names could not be removed: {error}"
     num_bytes = sum(entry.bytes for entry in missing)
     return dataclasses.replace(done, num_sent=len(missing), sent_bytes=num_bytes, num_removed=num_removed, left=left)
 
@@ -237,30 +256,3 @@ def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: Pus
             "from a machine that has it.",
             code="item-damaged",
         )
-
-
-def _write(bucket: Bucket, manifest: Manifest, version: Version | None) -> None:
-    """The moment in which the item becomes visible."""
-    key, data = f"{manifest.place}/manifest.json", manifest.encoded()
-    try:
-        bucket.write(key, data, version)
-    except WriteConflict as error:
-        raise WriteConflict(f"{error} Push again to send yours over it.", code="write-conflict") from None
-    found = bucket.read(key)  # some servers pass over the condition; then the last one to write wins
-    if found is None or found[0] != data:
-        message = f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it."
-        raise WriteConflict(message, code="write-conflict")
-
-
-def _remove_unnamed(bucket: Bucket, manifest: Manifest, before: Iterable[str]) -> tuple[int, str]:
-    """Removes files of earlier states: how many, or why not. Leaving them does no harm, so a failure is only noted."""
-    named = {manifest.key(entry) for entry in manifest.entries}
-    keys = [key for key in before if key not in named]
-    try:
-        now = read_manifest(bucket, manifest.kind, manifest.name) if keys else None
-        if now is None or now[0].push != manifest.push:
-            return 0, ""  # whoever has pushed since cleans up
-        bucket.delete(keys)
-    except UserError as error:
-        return 0, f"{len(keys)} files that nothing names could not be removed: {error}"
-    return len(keys), ""

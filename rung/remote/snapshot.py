@@ -93,13 +93,16 @@ def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]
 @contextlib.contextmanager
 def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> Iterator[Snapshot]:
     """A run as it is now. `checkpoints` is one of CHECKPOINTS, `without` names folders of the run to leave out."""
+    folder = run.path / "checkpoints"
     with _stage(run.path) as stage:
         try:
             found = _Files(run.path, stage)
             found.add("run.json")  # first: where it says that the run has ended, all rows and events are written
-            folder = run.path / "checkpoints"
             saved = saved_steps(folder)
-            wanted = {*_marked(folder, checkpoints), *(saved[-1:] if checkpoints in ("kept", "last") else [])}
+            best = read_mark(folder, BEST)[:1]
+            marked = set(best if checkpoints in ("kept", "best") else [])
+            marked |= set(read_mark(folder, PINNED) if checkpoints == "kept" else [])
+            wanted = {*marked, *(saved[-1:] if checkpoints in ("kept", "last") else [])}
             steps = [step for step in saved if (checkpoints == "all" or step in wanted) and found.save(step)]
             if checkpoints == "all":
                 found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
@@ -107,11 +110,40 @@ def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> 
             found.below("", lambda path: path.split("/")[0] not in left_out)
             for mark in (BEST, PINNED):
                 found.add(f"checkpoints/{mark}")
-            document = _document(run, found, steps)
-            stays = _stays(folder, checkpoints, set(steps), without)
+
+            # What a listing shows, out of the run.json that is sent.
+            if "run.json" not in found.sources:
+                raise RunError(f"{run.path} has no run.json any more; was it removed?", code="no-run")
+            recorded = named_by_folder(read_json(found.sources["run.json"]), run.path)
+            now, step = Run(run.path, recorded), recorded.get("last_step")
+            if recorded.get("status") == "running" and (logged := found.last_step()) is not None:
+                step = logged
+            document = {
+                "id": now.id,
+                "status": now.status,
+                "step": step,
+                "best": now.best,
+                **{name: recorded.get(name) for name in _SHOWN},
+                "segments": len(recorded.get("segments") or []),
+                "checkpoints": {"steps": steps, "best": best[0] if best else None},
+            }
+            here = saved_steps(folder)
+            aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
         except OSError as error:
             message = f"{run.id} cannot be sent: {error.filename or run.path}: {reason(error)}."
             raise RunError(message, code="cannot-read") from error
+
+        def stays(entry: FileEntry) -> bool:
+            """A checkpoint that is not here stays if this run still names it, or has no later one: it was not rotated
+            away but never downloaded. One that a resume set aside goes."""
+            step = step_of(entry.path)
+            if step is None:
+                return entry.path.split("/")[0] in without
+            if step in steps or step in aside:
+                return False
+            is_later = not here or step > here[-1]
+            return checkpoints == "none" or (step not in here and (checkpoints == "all" or step in marked or is_later))
+
         yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
 
 
@@ -132,37 +164,10 @@ def lacking(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [name for name in _WRITTEN if other.get(name) and not document.get(name)]
 
 
-def _marked(folder: Path, choice: str) -> set[int]:
-    """Steps that the marks of a run name, whether they are here or not."""
-    best = read_mark(folder, BEST)[:1] if choice in ("kept", "best") else []
-    return {*best, *(read_mark(folder, PINNED) if choice == "kept" else [])}
-
-
 def step_of(path: str) -> int | None:
     """Which checkpoint a file of a run belongs to."""
     match = _SAVE.match(path)
     return int(match[1]) if match else None
-
-
-def _stays(folder: Path, choice: str, sent: set[int], without: Sequence[str]) -> Callable[[FileEntry], bool]:
-    """Which files in the bucket that are not sent now stay there.
-
-    A checkpoint that is not here stays if this run still names it, or has no later one: it was not rotated away but
-    never downloaded. One that a resume set aside goes.
-    """
-    here, marked = saved_steps(folder), _marked(folder, choice)
-    aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
-
-    def stays(entry: FileEntry) -> bool:
-        step = step_of(entry.path)
-        if step is None:
-            return entry.path.split("/")[0] in without
-        if step in sent or step in aside:
-            return False
-        is_later = not here or step > here[-1]
-        return choice == "none" or (step not in here and (choice == "all" or step in marked or is_later))
-
-    return stays
 
 
 class _Files:
@@ -296,19 +301,3 @@ def _hash(file: Path, num_bytes: int) -> str:
     for piece in _pieces(file, num_bytes):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _document(run: Run, found: _Files, steps: Sequence[int]) -> dict[str, Any]:
-    """What a listing shows; taken from the run.json that is sent."""
-    if "run.json" not in found.sources:
-        raise RunError(f"{run.path} has no run.json any more; was it removed?", code="no-run")
-    document = named_by_folder(read_json(found.sources["run.json"]), run.path)
-    now = Run(run.path, document)
-    step = document.get("last_step")
-    if document.get("status") == "running" and (logged := found.last_step()) is not None:
-        step = logged
-    best = read_mark(run.path / "checkpoints", BEST)[:1]
-    checkpoints = {"steps": list(steps), "best": best[0] if best else None}
-    head = {"id": now.id, "status": now.status, "step": step, "best": now.best}
-    tail = {"segments": len(document.get("segments") or []), "checkpoints": checkpoints}
-    return {**head, **{name: document.get(name) for name in _SHOWN}, **tail}

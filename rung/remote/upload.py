@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket
+from rung.remote.bucket import Bucket, Report
 from rung.remote.manifest import check_item, place_of, read_manifest
 from rung.remote.push import PushCancelled, PushOptions, push_run, refuse_another
 from rung.remote.snapshot import uid_of
-from rung.remote.workers import Report
 from rung.runs.query import ref
 from rung.runs.record import append_event, read_document
 from rung.text import one_line

@@ -18,17 +18,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.errors import RunError
 from rung.runs.files import locked, reason, writing
-from rung.runs.maintenance.dependents import InitialWeights, initial_weights, is_inside, manifests_below
 from rung.runs.maintenance.disk import freed_bytes, newest
-from rung.runs.maintenance.selection import RunState, all_states
-from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, trashed
+from rung.runs.maintenance.selection import all_states
+from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, initial_weights, is_inside, manifests_below, trashed
 from rung.runs.provenance import SnapshotError, WorkingTree
 from rung.runs.query import experiments, numbers_in
 from rung.runs.record import read_leniently
@@ -100,8 +99,16 @@ def _find(root: Path, before: float, aside: bool, copies: bool) -> Plan:
             plan.kept.append(f"{state.id} was not looked at: {state.liveness.word}, {state.liveness.text}")
             continue
         plan.items += _parts(state.path, state.id)
-        if aside:
-            plan.items += _aside(state, before, began)
+        for path in sorted((state.path / "checkpoints").glob("aside-*")) if aside else ():
+            if not path.is_dir() or newest(path) > before:
+                continue
+            # Those that a run began with stay, known by what it loaded or by its name for it.
+            manifests = manifests_below(path)
+            if not any(
+                start.manifest in manifests or (path.name in start.name and is_inside(start.name, state))
+                for start in began
+            ):
+                plan.items.append(_item("aside", path, f"{state.id} {path.name}"))
         if copies:
             made = [state.path / name for name in _COPIES]
             plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made if path.exists()]
@@ -134,19 +141,6 @@ def _parts(folder: Path, name: str, is_deep: bool = True) -> Iterator[Item]:
                 if newest(path) < time.time() - DAY_S:
                     yield _item("parts", path, f"{name} {found}")
         folders[:] = [n for n in folders if is_deep and not _PART.fullmatch(n)]
-
-
-def _aside(state: RunState, before: float, began: Iterable[InitialWeights]) -> Iterator[Item]:
-    """Checkpoints that were set aside, but for those that a run began with, by what it loaded or its name for it."""
-    for path in sorted((state.path / "checkpoints").glob("aside-*")):
-        if not path.is_dir() or newest(path) > before:
-            continue
-        manifests = manifests_below(path)
-        is_used = any(
-            start.manifest in manifests or (path.name in start.name and is_inside(start.name, state)) for start in began
-        )
-        if not is_used:
-            yield _item("aside", path, f"{state.id} {path.name}")
 
 
 def _delete(plan: Plan) -> Plan:
