@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from rung.errors import RunError, UserError
-from rung.remote.bucket import Bucket, RemoteError, Version, each
+from rung.remote.bucket import Bucket, RemoteError, Version, in_parallel
 from rung.runs.files import floats_again, to_json
 from rung.runs.maintenance.selection import RANGE
 from rung.runs.record import check_name
@@ -193,5 +193,5 @@ def _read_all(bucket: Bucket, kind: str, names: Sequence[str], problems: list[st
                 raise
             problems.append(str(error))
 
-    each(read, names)
+    in_parallel(read, names)
     return [found[name] for name in names if name in found]

@@ -18,9 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, each
+from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
-from rung.remote.snapshot import Snapshot, SourceChanged, ahead, lacking, of_run
+from rung.remote.snapshot import Snapshot, SourceChanged, lacking, position_of, snapshot_run
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
 
@@ -60,9 +60,9 @@ class PushCancelled(UserError):
 def push_run(
     bucket: Bucket, path: Path, checkpoints: str = "kept", without: Sequence[str] = (), options: PushOptions = _PLAIN
 ) -> PushResult:
-    """Sends a run as it is now, also one that is being written; what changes meanwhile is read again."""
+    """Sends a run as it is now, also one that is being written; reads again what changes meanwhile."""
     for attempt in range(3):
-        with of_run(Run(path, read_document(path)), checkpoints, without) as snapshot:
+        with snapshot_run(Run(path, read_document(path)), checkpoints, without) as snapshot:
             try:
                 return push(bucket, snapshot, options)
             except SourceChanged:
@@ -72,7 +72,7 @@ def push_run(
 
 
 def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> PushResult:
-    """Makes the item in the bucket what the snapshot says."""
+    """Makes the item in the bucket equal to the snapshot."""
     check_item(snapshot.kind, snapshot.name)
     there: Manifest | None = None
     version: Version | None = None
@@ -177,7 +177,7 @@ def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest) -> None:
     if there.kind != "run":
         return
     url = bucket.at(there.place)
-    (attempts_there, step_there), (attempts, step) = ahead(there.document), ahead(snapshot.document)
+    (attempts_there, step_there), (attempts, step) = position_of(there.document), position_of(snapshot.document)
     if (attempts_there, step_there) > (attempts, step):
         raise RemoteError(
             f"{url} is later than {snapshot.name} here (attempt {attempts_there}, step {step_there} there; attempt "
@@ -219,7 +219,7 @@ def _send(
 
         bucket.send(manifest.key(entry), counted, entry.bytes)
 
-    each(send, large_first)
+    in_parallel(send, large_first)
 
 
 def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
@@ -228,7 +228,7 @@ def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
 
 
 def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: PushOptions) -> None:
-    """Hashes what is in the bucket; what is damaged there is sent once more, and hashed again."""
+    """Hashes what is in the bucket; sends what is damaged there once more, and hashes that again."""
 
     def damaged(entries: Sequence[FileEntry]) -> list[FileEntry]:
         bad: list[FileEntry] = []
@@ -243,7 +243,7 @@ def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: Pus
             if digest.hexdigest() != entry.sha256:
                 bad.append(entry)
 
-        each(read, entries)
+        in_parallel(read, entries)
         return bad
 
     bad = damaged(manifest.entries)

@@ -102,7 +102,7 @@ def summaries(folder: Path, progress: Progress | None = None) -> dict[str, Summa
 
 
 def current(folder: Path, progress: Progress | None = None) -> Index:
-    """The index of the rows as they are now: read, extended or made."""
+    """The index of the rows as they are now; extends or rebuilds it where it is stale."""
     out = folder / "columns"
     parts, index = _stat(folder), _load(out)
     if index is not None and _is_fresh(index, parts):
@@ -121,7 +121,7 @@ def current(folder: Path, progress: Progress | None = None) -> Index:
 
 
 def is_long(folder: Path) -> bool:
-    """Whether the rows are worth a copy by column."""
+    """Whether the run is large enough for a copy by column."""
     return sum(part.num_bytes for part in _stat(folder)) >= _SMALL_BYTES
 
 
@@ -135,7 +135,7 @@ def read_series(folder: Path, name: str) -> Series:
 
 
 def read_arrays(folder: Path, names: Sequence[str]) -> Arrays:
-    """Columns as arrays: out of the copy where there is one, else out of the rows."""
+    """Reads columns as arrays, from the copy where there is one, else from the rows."""
     import numpy as np
 
     index = current(folder)
@@ -202,7 +202,7 @@ def _read(folder: Path, index: Index, name: str, kind: str, count: int) -> array
 
 
 def _make(folder: Path, out: Path | None, old: Index | None, progress: Progress | None) -> Index:
-    """The index of all rows, also written to `out`: made anew, or `old` extended where rows were only appended."""
+    """Builds the index and writes it to `out`; extends `old` where rows were only appended to it."""
     parts = _stat(folder)
     total, done = sum(part.num_bytes for part in parts), 0
     has_arrays = out is not None and total >= _SMALL_BYTES
@@ -298,7 +298,7 @@ class _Column:
 
 
 class _Builder:
-    """Takes rows, gives what an Index holds; with `out` it also appends the values to its files."""
+    """Reads rows into columns; with `out` it also appends the values to its files."""
 
     def __init__(self, index: Index, out: Path | None) -> None:
         self._mark, self._out = index.mark, out
@@ -393,7 +393,7 @@ def _is_fresh(index: Index, parts: Sequence[Part]) -> bool:
 
 
 def _is_extension(index: Index, parts: Sequence[Part], folder: Path) -> bool:
-    """Whether only the last segment differs, and by what was appended to it."""
+    """Whether rows were appended to the last segment, and nothing else has changed."""
     if not index.parts or [p[:3] for p in index.parts[:-1]] != [p[:3] for p in parts[:-1]]:
         return False
     old, new = index.parts[-1], parts[-1]

@@ -42,7 +42,7 @@ class MetricsWriter(LineFile):
         self._encode = msgspec.json.Encoder().encode
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
-        """One row, out of this process when it returns."""
+        """Writes one row; the system has it when this returns."""
         assert "step" not in values and "unix_s" not in values, "step and unix_s are written here"  # noqa: PT018
         row: dict[str, Any] = {"step": step, "unix_s": time.time(), **values}
         try:
@@ -128,7 +128,7 @@ def read_columns(
 
 
 def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None) -> Iterator[tuple[Any, ...]]:
-    """Of every row that counts its step and the values of `names`, None where it has none; a row at a time."""
+    """Yields the step and the values of `names` for every row that counts; None where a row has no such value."""
     wanted = ("step", *names)
     if any(_ODD.search(name) for name in wanted) or len(set(wanted)) != len(wanted):  # msgspec has no such fields
         for row in read_rows(folder, faults):
@@ -168,7 +168,7 @@ def last_row(folder: Path) -> dict[str, Any] | None:
 
 
 def last_row_of(path: Path, end: int, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
-    """The last row of a segment before byte `end`, as far as it lies in so many last bytes."""
+    """The last row of a segment before byte `end`; looks at the last `tail_bytes` only."""
     with open(path, "rb") as file:
         file.seek(max(0, end - tail_bytes))
         data = file.read(min(end, tail_bytes))
@@ -184,7 +184,7 @@ def is_step(value: Any) -> bool:
 
 
 def number_of(value: Any) -> float | None:
-    """A value of a row as a float; None where it is no number."""
+    """A value of a row as a float; None where it is not a number."""
     if isinstance(value, str):
         return NON_FINITE.get(value)
     if not isinstance(value, int | float):
@@ -200,7 +200,7 @@ def _float(value: Any) -> Any:
 
 
 def _rows(lines: Iterable[bytes], faults: Faults | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of some lines; what is no row is left out and counted."""
+    """Decodes lines into rows; skips and counts what is not a row."""
     for line in lines:
         try:
             row = ROW.decode(line)

@@ -171,12 +171,12 @@ class Run:
         return kept
 
     def environment(self) -> dict[str, Any]:
-        """Of the last attempt."""
+        """env.json of the last attempt."""
         parts = self.document.get("segments") or [{}]
         return self._json(parts[-1].get("env") or "env.json")
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """Everything that happened, in order, also what a resume did again; broken lines are skipped."""
+        """Everything that happened, in order, including what a resume repeated; skips broken lines."""
         file = self.path / "events.ndjson"
         try:
             for line in read_lines(file):
@@ -300,7 +300,7 @@ class Run:
 
 
 def root_of(root: Path | str | None = None) -> Path:
-    """The folder of the runs: as given, else $RUNG_RUNS, else ./runs."""
+    """The runs folder: as given, else $RUNG_RUNS, else ./runs."""
     return Path(root if root is not None else os.environ.get("RUNG_RUNS") or "runs")
 
 
@@ -388,7 +388,7 @@ def is_same_run(run: Run, uid: str | None) -> bool:
 
 
 def _follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None:
-    """Makes each run name its parent, and the base of its A/B, as they are called now.
+    """Updates the parent of each run, and the base of its A/B, to the ids they have now.
 
     run.json holds the uid of the other run beside its id of that time. Runs of an older rung hold the id alone; a run
     that was moved since still knows that it had it. All runs are read only where a run is not where its id says.
@@ -419,7 +419,7 @@ def experiments(root: Path) -> list[str]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """What somebody may have meant: the end of a sentence."""
+    """Ends a sentence with what somebody may have meant."""
     if not known:
         return "there are none."
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [k for k in known if name and name in k][:3]

@@ -343,7 +343,7 @@ def liveness_of(path: Path, document: Mapping[str, Any]) -> Liveness:
 
 
 def check_name(experiment: str) -> None:
-    """A name has to work as a folder, in a git ref and on the command line."""
+    """Raises RunError for a name that would not work as a folder, in a git ref and on the command line."""
     if not _NAME.fullmatch(experiment) or ".." in experiment or experiment.endswith((".", ".lock")):
         raise RunError(
             f"{experiment!r} cannot name an experiment; use up to 100 letters, digits, '.', '_' and '-', "
@@ -389,7 +389,7 @@ def claimed(root: Path, experiment: str) -> Iterator[Path]:
 
 
 def last_number(experiment: Path) -> int:
-    """The highest number that an experiment ever gave."""
+    """The highest number that an experiment has ever used."""
     given = [int(name) for name in os.listdir(experiment) if name.isdecimal()] if experiment.is_dir() else []
     with contextlib.suppress(OSError, ValueError):
         given.append(int((experiment / COUNTER).read_text()))
@@ -397,7 +397,7 @@ def last_number(experiment: Path) -> int:
 
 
 def reserve_number(experiment: Path, number: int) -> None:
-    """From now on the experiment gives higher numbers only. The caller holds the lock of the folder."""
+    """From now on the experiment only uses higher numbers. The caller holds the lock of the folder."""
     write_whole(experiment / COUNTER, f"{max(last_number(experiment), number)}\n".encode())
 
 

@@ -87,7 +87,20 @@ def remove(folders: Sequence[RunFolder], is_forced: bool = False) -> list[Trashe
 
 def trashed(root: Path) -> list[TrashedRun]:
     """What is in the trash, the oldest removal first."""
-    found = [_read(folder) for folder in entries(root) if not folder.name.startswith(GONE) and (folder / RUN).exists()]
+    found: list[TrashedRun] = []
+    for folder in entries(root):
+        if folder.name.startswith(GONE) or not (folder / RUN).exists():
+            continue
+        note: Any = None
+        with contextlib.suppress(OSError, ValueError):
+            note = read_json(folder / NOTE)
+        # Where the note is damaged, the folder itself tells.
+        note = note if isinstance(note, dict) else {}
+        run_id, unix_s = note.get("id"), note.get("unix_s")
+        if not isinstance(run_id, str) or not ID.fullmatch(run_id):
+            run_id = "/".join(folder.name.partition("~")[0].rsplit(".", 1))
+        unix_s = float(unix_s) if isinstance(unix_s, int | float) else folder.stat().st_mtime
+        found.append(TrashedRun(folder, run_id, unix_s, str(note.get("removal") or folder.name)))
 
     def order(one: TrashedRun) -> tuple[float, str, str, int]:
         experiment, _, number = one.id.rpartition("/")
@@ -102,22 +115,6 @@ def entries(root: Path) -> list[Path]:
         return sorted(path for path in (root / TRASH).iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _read(folder: Path) -> TrashedRun:
-    """The note, or where it is damaged what can be read from the folder itself."""
-    note: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        note = read_json(folder / NOTE)
-    note = note if isinstance(note, dict) else {}
-    by_folder = "/".join(folder.name.partition("~")[0].rsplit(".", 1))
-    name, unix_s = note.get("id"), note.get("unix_s")
-    return TrashedRun(
-        folder,
-        name if isinstance(name, str) and ID.fullmatch(name) else by_folder,
-        float(unix_s) if isinstance(unix_s, int | float) else folder.stat().st_mtime,
-        str(note.get("removal") or folder.name),
-    )
 
 
 def restore(root: Path, ids: Sequence[str], is_real: bool = True) -> list[TrashedRun]:
