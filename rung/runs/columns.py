@@ -247,54 +247,57 @@ class _Column:
 
     def __init__(self, held: IndexedMetric) -> None:
         self.held = held
-        self.begin()
+        self.values, self.stretches = array("d"), array("q")
 
-    def begin(self) -> None:
-        self.values, self.steps = array("d"), array("q")
-        self.stretches = array("q")
-
-    def take(self, values: Sequence[Any], steps: array[int], first_row: int) -> None:
+    def take(self, values: Sequence[Any], first_row: int) -> None:
         """Values of consecutive rows. What is no number is absent."""
         try:
             numbers, is_whole = array("d", values), all(map(_is_whole, values))
-            self._add(numbers, steps, first_row)
+            self._add(numbers, first_row)
         except (TypeError, OverflowError):  # a NaN by its name, a null, a huge whole number
             is_whole = True
             for offset, value in enumerate(values):
                 if (number := number_of(value)) is not None:
                     is_whole = is_whole and _is_whole(value)
-                    self._add(array("d", [number]), steps[offset : offset + 1], first_row + offset)
+                    self._add(array("d", [number]), first_row + offset)
         if not is_whole and self.held.summary.is_whole:
             self.held.summary = replace(self.held.summary, is_whole=False)
 
-    def _add(self, numbers: array[float], steps: array[int], first_row: int) -> None:
+    def _add(self, numbers: array[float], first_row: int) -> None:
         if self.stretches and self.stretches[-1] == first_row:
             self.stretches[-1] += len(numbers)
         else:
             self.stretches.extend((first_row, first_row + len(numbers)))
         self.values.extend(numbers)
-        self.steps.extend(steps)
 
-    def sum_up(self) -> None:
-        """Takes what was gathered into the summary, and begins anew."""
-        old, values, steps = self.held.summary, self.values, self.steps
+    def sum_up(self, steps: array[int], first_row: int) -> None:
+        """Adds what was gathered to the summary, and begins anew. `steps` are those of all rows from `first_row` on."""
+        old, values = self.held.summary, self.values
+
+        def step_of(at: int) -> int:
+            for start, stop in zip(self.stretches[::2], self.stretches[1::2]):
+                if at < stop - start:
+                    return steps[start + at - first_row]
+                at -= stop - start
+            raise IndexError(at)
+
         finite = values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
         new = replace(
             old,
             count=old.count + len(values),
             last=values[-1],
-            last_step=steps[-1],
+            last_step=steps[self.stretches[-1] - 1 - first_row],
             num_non_finite=old.num_non_finite + len(values) - len(finite),
         )
         if finite:
             low, high = min(finite), max(finite)
             if new.min is None or low < new.min:
-                new = replace(new, min=low, min_step=steps[values.index(low)])
+                new = replace(new, min=low, min_step=step_of(values.index(low)))
             if new.max is None or high > new.max:
-                new = replace(new, max=high, max_step=steps[values.index(high)])
+                new = replace(new, max=high, max_step=step_of(values.index(high)))
         self.held.summary = new
         self.held.num_stretches += len(self.stretches) // 2
-        self.begin()
+        self.values, self.stretches = array("d"), array("q")
 
 
 class _Builder:
@@ -346,13 +349,14 @@ class _Builder:
     def _close_block(self) -> None:
         if not self._block:
             return
-        first_row, block = self.num_rows + len(self._steps), dict(zip(self._keys, zip(*self._block)))
-        steps = array("q", block.pop("step"))
-        for name, values in block.items():
+        first_row = self.num_rows + len(self._steps)
+        for name, values in zip(self._keys, zip(*self._block)):
+            if name == "step":
+                self._steps.extend(values)
+                continue
             if name not in self.columns:
                 self.columns[name] = _Column(IndexedMetric(Summary(), len(self.columns), 0))
-            self.columns[name].take(values, steps, first_row)
-        self._steps.extend(steps)
+            self.columns[name].take(values, first_row)
         self._block = []
 
     def _flush(self) -> None:
@@ -364,7 +368,7 @@ class _Builder:
                 if self._out is not None:
                     _append(self._out / f"{self._mark}.{column.held.number}.f8", column.values)
                     _append(self._out / f"{self._mark}.{column.held.number}.rows", column.stretches)
-                column.sum_up()
+                column.sum_up(self._steps, self.num_rows)
         self.num_rows += len(self._steps)
         self._steps = array("q")
 
