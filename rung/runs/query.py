@@ -97,8 +97,7 @@ class Run:
     @property
     def best(self) -> dict[str, Any] | None:
         """step, set, loss and checkpoint of the best eval."""
-        best = self.document.get("best")
-        return best if isinstance(best, dict) else None
+        return self.document.get("best")
 
     @property
     def step(self) -> int | None:
@@ -107,7 +106,7 @@ class Run:
         if self.document.get("status") == "running":
             row = last_row(self.path / "metrics")
             last = last if row is None else row["step"]
-        return None if last is None else int(last)
+        return last
 
     def config(self, keep: bool = False) -> dict[str, Any]:
         """The resolved configuration, as a tree; with `keep` a quick copy of it is left for the next listing."""

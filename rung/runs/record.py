@@ -25,7 +25,7 @@ from rung.files import write_whole
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
-from rung.runs.provenance import environment, snapshot, version_of
+from rung.runs.provenance import environment, packages, snapshot
 
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
@@ -109,7 +109,7 @@ class Record:
             uid, run_id = uuid.uuid4().hex, f"{experiment}/{number}"
             code = _code(path, uid, run_id, root, code_root)
             process, now = this_process(), utc_now()
-            versions = {"rung": __version__, "python": platform.python_version(), "torch": version_of("torch")}
+            versions = {"rung": __version__, "python": platform.python_version(), "torch": packages().get("torch")}
             document = {
                 "schema": SCHEMA,
                 "uid": uid,  # the same wherever the folder is copied or moved to

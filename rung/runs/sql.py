@@ -100,16 +100,17 @@ def _columns_read(connection: Any, query: str) -> set[str]:
         plan = "[]"
     finally:
         connection.execute("set disabled_optimizers=''")
-    return set(_scanned(json.loads(plan)))
+    found: set[str] = set()
 
-
-def _scanned(nodes: Sequence[Any]) -> Iterator[str]:
-    for node in nodes:
+    def collect(node: dict[str, Any]) -> dict[str, Any]:
         if "ARROW_SCAN" in str(node.get("name")):
-            found = (node.get("extra_info") or {}).get("Projections") or []
-            yield from found.split("\n") if isinstance(found, str) else found
-            yield ""  # read, even if no column of it is
-        yield from _scanned(node.get("children") or [])
+            columns = (node.get("extra_info") or {}).get("Projections") or []
+            found.update(columns.split("\n") if isinstance(columns, str) else columns)
+            found.add("")  # it is read, even if no column of it is
+        return node
+
+    json.loads(plan, object_hook=collect)
+    return found
 
 
 def _metric_names(runs: Sequence[Run]) -> list[str]:
@@ -182,7 +183,7 @@ def _rows(table: str, run: Run) -> Iterator[tuple[Any, ...]]:
     if table == "runs":
         doc, best = run.document, run.best or {}
         derived, verdict = doc.get("derived") or {}, doc.get("verdict")
-        ab = doc["ab"] if isinstance(doc.get("ab"), dict) else {}
+        ab = doc.get("ab") or {}
         yield (
             run.id, _text(doc.get("experiment")), _whole(doc.get("number")), run.status, _text(doc.get("parent")),
             _text(doc.get("why")), verdict_word(run),
