@@ -70,7 +70,7 @@ class Evaluation(Mapping[str, Mapping[str, Any]]):
         return fragment(Table(["set", *head], rows, range(1, len(head) + 1)))
 
     def document(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """What the JSON file holds."""
         return {
             "schema": SCHEMA,
             "run": None if self.run is None else self.run.id,
@@ -82,7 +82,7 @@ class Evaluation(Mapping[str, Mapping[str, Any]]):
 
 
 def evaluate_sets(setup: Setup, model: nn.Module, streams: Mapping[str, Stream]) -> dict[str, dict[str, Any]]:
-    """The exact averages, with the loss of training."""
+    """Exact averages over each set, with the training loss."""
     results = setup.evaluator.run(model, streams)
     return {name: {**values, "baselines": dict(streams[name].baselines)} for name, values in results.items()}
 
@@ -90,7 +90,7 @@ def evaluate_sets(setup: Setup, model: nn.Module, streams: Mapping[str, Stream])
 def examine_sets(
     setup: Setup, model: nn.Module, streams: Mapping[str, Stream], report: Report
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """Loss by group and by position, each with its standard error; and the rows that were looked at."""
+    """Loss by group and by position, each with its standard error; and the rows that were evaluated."""
     import numpy as np
 
     from rung.engine.examine import examine
@@ -125,7 +125,7 @@ def file_of(out: Path, split: str, step: int | None, weights: str) -> Path:
 
 
 def refuse_other_rows(file: Path, streams: Mapping[str, Stream]) -> None:
-    """Figures of other rows must not take the place of what is kept: a report would take them for the run's own."""
+    """Raises UserError before other rows' figures replace the kept ones: a report would take them for the run's own."""
     try:
         sets = json.loads(file.read_bytes())["sets"]
         kept = {name: values.get("fingerprint") for name, values in sets.items()}
@@ -138,7 +138,7 @@ def refuse_other_rows(file: Path, streams: Mapping[str, Stream]) -> None:
 
 
 def write(found: Evaluation) -> None:
-    """All of its files, the figures last; and a line in the run's events where they lie in its folder."""
+    """Writes all files, the figures last, and an event where they lie in the run's folder."""
     assert found.file is not None
     out, stem = found.file.parent, found.file.name.removesuffix(".json")
     curves: dict[str, Mapping[str, Any]] = {}  # loss by position: of each set, of its groups and parts
@@ -150,11 +150,24 @@ def write(found: Evaluation) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if found.windows:
-            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.windows)
-            write_whole(out / f"{stem}.windows.jsonl", lines.encode())
+            windows = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.windows)
+            write_whole(out / f"{stem}.windows.jsonl", windows.encode())
         if curves:
-            write_whole(out / f"{stem}.csv", _csv(curves).encode())
-            write_whole(out / f"{stem}.svg", _drawing(found, curves).encode())
+            text = io.StringIO()
+            table = csv.writer(text, lineterminator="\n")
+            table.writerow(["set", "position", "loss", "se", "targets"])
+            for name, curve in curves.items():
+                for place, row in enumerate(zip(curve["loss"], curve["se"], curve["targets"], strict=True), start=1):
+                    table.writerow([name, place, *("" if value is None else value for value in row)])
+            write_whole(out / f"{stem}.csv", text.getvalue().encode())
+
+            from rung.report.plot import Line, Plot, svg
+
+            groups = [name for name in curves if name not in found.sets]
+            shown = [*(name for name in curves if name in found.sets), *(groups if len(groups) < MOST_CURVES else [])]
+            lines = [Line(name, list(range(1, len(curves[name]["loss"]) + 1)), curves[name]["loss"]) for name in shown]
+            title = f"Loss by position, {found.weights if found.run is None else found.run.id}, {found.split}"
+            write_whole(out / f"{stem}.svg", svg(Plot(title, "n-th prediction of a row", lines)).encode())
         write_whole(found.file, (json.dumps(found.document(), indent=1) + "\n").encode())
     except OSError as error:
         raise UserError(
@@ -167,24 +180,3 @@ def write(found: Evaluation) -> None:
             found.run.path, "examined", file=f"evals/{stem}.json", split=found.split, at=found.step,
             weights=found.weights,
         )  # fmt: skip
-
-
-def _csv(curves: Mapping[str, Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["set", "position", "loss", "se", "targets"])
-    for name, curve in curves.items():
-        for place, row in enumerate(zip(curve["loss"], curve["se"], curve["targets"], strict=True), start=1):
-            table.writerow([name, place, *("" if value is None else value for value in row)])
-    return text.getvalue()
-
-
-def _drawing(found: Evaluation, curves: Mapping[str, Mapping[str, Any]]) -> str:
-    from rung.report.plot import Line, Plot, svg
-
-    names = [name for name in curves if name in found.sets]
-    groups = [name for name in curves if name not in found.sets]
-    shown = [*names, *groups] if len(groups) < MOST_CURVES else names
-    lines = [Line(name, list(range(1, len(curves[name]["loss"]) + 1)), curves[name]["loss"]) for name in shown]
-    title = f"Loss by position, {found.weights if found.run is None else found.run.id}, {found.split}"
-    return svg(Plot(title, "n-th prediction of a row", lines))

@@ -47,7 +47,7 @@ class PlainDisplay:
             self.say(self.line(step, row))
 
     def _is_odd(self, row: Mapping[str, float]) -> bool:
-        """Takes the row in; whether it is shown in any case."""
+        """Remembers the row; whether it must be shown, because something in it is not finite."""
         self._recent.append(row)
         self._skipped += int(row.get("skipped", 0))
         return not (math.isfinite(row["loss"]) and math.isfinite(row["norm"]))
@@ -154,7 +154,7 @@ def make_display(num_steps: int | None, log_interval: int, baselines: Baselines)
 
 @contextmanager
 def patience(text: str, after_s: float = 5.0) -> Iterator[None]:
-    """Prints why nothing happens, where something takes longer than people wait."""
+    """Prints `text` if the body takes longer than people wait without a word."""
     timer = threading.Timer(after_s, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

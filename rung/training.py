@@ -44,7 +44,7 @@ class Followers:
             upload.require(remote)
 
     def _require(self) -> None:
-        """Raises UserError where one of them cannot be: asked before a run begins, so that none is lost to it."""
+        """Raises UserError where a tracker cannot be used; called before a run begins, so that no run is lost to it."""
         if self._kinds:
             from rung.trackers.mirror import require
 
@@ -52,7 +52,7 @@ class Followers:
                 require(kind)
 
     def configure(self, resolved: Resolved) -> None:
-        """Takes in what the config asks for."""
+        """Adds what the config asks for."""
         if resolved.config.view("engine").logging.wandb_log and "wandb" not in self._kinds:
             self._kinds.append("wandb")
             self._require()
@@ -60,7 +60,7 @@ class Followers:
             resolved.config.reads.add("logging.wandb_project")  # by the mirror, out of the record
 
     def follow(self, record: Record) -> None:
-        """From now on they get each row."""
+        """From now on they receive each row and event."""
         if self._kinds:
             from rung.trackers.mirror import open_mirror
 
@@ -79,7 +79,7 @@ class Followers:
         return [one.summary_line() for one in (*self._mirrors, self._upload) if one is not None]
 
     def wait(self) -> None:
-        """For the last push, with progress; Ctrl-C leaves it, and `lines` then says what completes it."""
+        """Waits for the last push, with progress; after Ctrl-C, `lines` says how to complete it."""
         if self._upload is None:
             return
         report, close = reporter()
@@ -92,7 +92,7 @@ class Followers:
 
 
 def check_before(setup: Setup, recipe: str) -> list[Result]:
-    """The quick form of `rung check`; refuses to start a run that cannot become anything."""
+    """The quick form of `rung check`; raises UserError where a check fails."""
     if setup.world.size > 1:  # ranks would have to take part in what looks at gradients
         return []
     from rung.doctor.preflight.checks import quick

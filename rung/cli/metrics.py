@@ -22,9 +22,8 @@ from rung.cli.options import runs_option
 from rung.cli.show import is_number
 from rung.errors import RunError
 from rung.runs.files import name_of, refused, to_json
-from rung.runs.metrics import read_values
+from rung.runs.metrics import number_of, read_values
 from rung.runs.query import Run, nearest, open_run
-from rung.runs.summary import number_of
 
 _CHUNK_ROWS = 1 << 16
 

@@ -54,7 +54,7 @@ def command(
     """
     from rung.remote.bucket import Bucket
     from rung.remote.push import PushOptions, PushResult, push, push_run
-    from rung.remote.snapshot import of_data
+    from rung.remote.snapshot import snapshot_data
     from rung.runs.files import to_json
     from rung.runs.maintenance.selection import folders_of, select
 
@@ -95,7 +95,7 @@ def command(
             from rung.data.store import Store, place  # numpy, which runs do without
 
             store = Store.open(place(name))
-            snapshot = of_data(store.path.resolve().name, store.path, store.fingerprint, store.manifest)
+            snapshot = snapshot_data(store.path.resolve().name, store.path, store.fingerprint, store.manifest)
             keep(push(bucket, snapshot, options))
         for path in paths:
             keep(push_run(bucket, path, checkpoints, without, options))

@@ -115,8 +115,8 @@ def _folders(names: Sequence[str], failed: str | None, root: Path) -> list[RunFo
 
 def _check(folders: Sequence[RunFolder], force: bool) -> None:
     """All of them may go, or none does."""
-    from rung.runs.maintenance.dependents import reasons_to_keep
     from rung.runs.maintenance.selection import refuse_running, state_of
+    from rung.runs.maintenance.trash import reasons_to_keep
 
     targets: list[RunState] = [state_of(folder) for folder in folders]
     for target in targets:

@@ -157,8 +157,7 @@ class Trial:
 
 def take_stock(trial: Trial, is_here: bool = True) -> dict[str, Any]:
     """Code, environment and data of a run that would be started now; elsewhere with the GPUs that the base had."""
-    from rung.runs.environment import environment
-    from rung.runs.provenance import WorkingTree, snapshot
+    from rung.runs.provenance import WorkingTree, environment, snapshot
 
     env = environment()
     if not is_here:

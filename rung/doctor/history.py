@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rung.runs.metrics import read_tables, superseded_rows
 from rung.runs.query import Run, is_same_run, open_run
 from rung.runs.series import EMPTY as EMPTY
 from rung.runs.series import WINDOW as WINDOW
 from rung.runs.series import Series
-from rung.runs.tables import read_tables
 
 SCRIPTS = ("own loop", "script")  # what run.json calls the recipe of a user's own loop; "import wandb" is one too
 
@@ -131,7 +131,6 @@ class History:
 
 def read(run: Run, with_parent: bool = True) -> History:
     """Everything in a run's folder. A parent that is gone is no parent."""
-    from rung.runs.metrics import superseded_rows
 
     recipe = str(run.document.get("recipe") or "")
     arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])

@@ -4,6 +4,9 @@ A request that fails for a passing reason (5xx, a cut connection, a timeout) is 
 first one fewer times, so that a wrong URL fails at once. Keys and endpoints come from the usual environment variables
 (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME). A folder has no
 conditional write; a lock and a comparison stand in for it.
+
+Several transfers at a time run in daemon threads rather than those of concurrent.futures, which Python waits for at
+exit: a training that has ended must not hang on a server that does not answer.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ import importlib
 import importlib.util
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from rung.errors import UserError
-from rung.remote.workers import apart
 from rung.runs.files import locked
 from rung.text import one_line
 
 T = TypeVar("T")
+R = TypeVar("R")
+Report = Callable[[str, int, int], None]  # what, done, total
 Version = Mapping[str, str]  # which state of an object was read: e_tag, and with some stores a version
 SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20  # more than this is sent in parts
@@ -49,7 +55,7 @@ class RemoteError(UserError):
 
 
 class WriteConflict(RemoteError):
-    """Somebody else wrote the object in the meantime."""
+    """Somebody else has written the object since it was read."""
 
 
 def is_place(arg: str) -> bool:
@@ -58,10 +64,10 @@ def is_place(arg: str) -> bool:
 
 
 class Bucket:
-    """A place. All methods may be called from several threads."""
+    """The objects under one URL. All methods may be called from several threads."""
 
     def __init__(self, url: str, *, is_new: bool = False) -> None:
-        """Opens the place and asks it nothing; `is_new` makes a folder that is not there."""
+        """Opens the place without a request; `is_new` creates a missing folder."""
         self.url, self.scheme, self.folder = _parsed(url)
         if importlib.util.find_spec("obstore") is None:
             message = "push, pull and --remote need the package obstore: pip install 'rung[s3]'."
@@ -69,14 +75,43 @@ class Bucket:
         self._api = importlib.import_module("obstore")
         self._errors = importlib.import_module("obstore.exceptions")
         self._has_answered = False
-        self._first, self._store = self._open(is_new)
+        self._first: Any
+        self._store: Any
+        from obstore.store import LocalStore, from_url
+
+        if self.folder is not None:
+            try:
+                if is_new:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                if not self.folder.is_dir():
+                    message = f"there is no folder {self.folder}; name another one, or push something there."
+                    raise RemoteError(message, code="no-folder")
+                self._first = self._store = LocalStore(self.folder)
+            except (OSError, self._errors.BaseError) as error:
+                raise self._as_error(error) from error
+            return
+        # Two clients: one that gives up soon, for the first answer, and one that is patient. There is no limit on a
+        # whole transfer: a checkpoint may take an hour. A connection that stands still is cut.
+        client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "12h"}
+        endpoint = self._endpoint()
+        config: Any = {"endpoint": endpoint} if endpoint else None
+        if endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+            client["allow_http"] = True
+        quick = {**client, "connect_timeout": "3s", "read_timeout": "20s"}
+        soon = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+        patient = {"max_retries": 8, "retry_timeout": timedelta(minutes=3)}
+        try:
+            self._first = from_url(self.url, config=config, client_options=quick, retry_config=soon)
+            self._store = from_url(self.url, config=config, client_options=client, retry_config=patient)
+        except (self._errors.BaseError, ValueError, TypeError) as error:
+            raise RemoteError(f"{self.url} cannot be opened: {_first_line(error)}.", code="bad-url") from error
 
     def at(self, key: str) -> str:
-        """The URL of a key, for people."""
+        """The URL of a key, as messages show it."""
         return f"{self.url}/{key}"
 
     def read(self, key: str) -> tuple[bytes, Version] | None:
-        """An object and its version; None where there is none."""
+        """Reads an object and its version; None where it does not exist."""
 
         def get(store: Any) -> tuple[bytes, Version]:
             result = self._api.get(store, key)
@@ -117,7 +152,7 @@ class Bucket:
         self._call(lambda store: self._api.put(store, key, chunks(), chunk_size=part, max_concurrency=3))
 
     def receive(self, key: str) -> Iterator[bytes]:
-        """The bytes of an object; continues where a connection was cut. FileNotFoundError where it is gone."""
+        """Yields the bytes of an object, and resumes where a connection was cut; FileNotFoundError where it is gone."""
         done, num_bytes, failures = 0, None, 0
         while num_bytes is None or done < num_bytes:
             options: Any = {"range": {"offset": done}} if done else None
@@ -151,7 +186,7 @@ class Bucket:
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Objects that are gone already are no error."""
+        """Deletes objects; one that is already gone is no error."""
         if self.folder is None:
             for first in range(0, len(keys), 1000):
                 batch = list(keys[first : first + 1000])
@@ -181,53 +216,21 @@ class Bucket:
         except OSError as error:
             raise self._as_error(error) from error
 
-    def _open(self, is_new: bool) -> tuple[Any, Any]:
-        """Two clients: one that gives up soon, and one that is patient."""
-        from obstore.store import LocalStore, from_url
-
-        if self.folder is not None:
-            try:
-                if is_new:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                if not self.folder.is_dir():
-                    message = f"there is no folder {self.folder}; name another one, or push something there."
-                    raise RemoteError(message, code="no-folder")
-                store = LocalStore(self.folder)
-                return store, store
-            except (OSError, self._errors.BaseError) as error:
-                raise self._as_error(error) from error
-        # No limit on a whole transfer: a checkpoint may take an hour. A connection that stands still is cut.
-        client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "12h"}
-        endpoint = self._endpoint()
-        config: Any = {"endpoint": endpoint} if endpoint else None
-        if endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
-            client["allow_http"] = True
-        soon = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
-        patient = {"max_retries": 8, "retry_timeout": timedelta(minutes=3)}
-        quick = {**client, "connect_timeout": "3s", "read_timeout": "20s"}
-        try:
-            return (
-                from_url(self.url, config=config, client_options=quick, retry_config=soon),
-                from_url(self.url, config=config, client_options=client, retry_config=patient),
-            )
-        except (self._errors.BaseError, ValueError, TypeError) as error:
-            raise RemoteError(f"{self.url} cannot be opened: {_first_line(error)}.", code="bad-url") from error
-
     def _endpoint(self) -> str:
-        """A server that is not the provider's own; "" for the provider's."""
+        """The URL of a server other than the provider's own; "" for that one."""
         if self.scheme != "s3":
             return ""
         names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
         return next((value for name in names if (value := os.environ.get(name))), "")
 
     def _call(self, action: Callable[[Any], T]) -> T:
-        """Calls `action`, again where it fails for a passing reason; its errors become ours.
+        """Calls `action` and retries what may pass; turns its errors into ours.
 
         obstore itself retries requests, but not a body that breaks off, nor an upload in parts that fails as a whole.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                result = apart(action, self._store if self._has_answered else self._first)
+                result = interruptibly(action, self._store if self._has_answered else self._first)
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
                 self._has_answered = True
                 raise
@@ -271,7 +274,7 @@ class Bucket:
 
 
 def _parsed(url: str) -> tuple[str, str, Path | None]:
-    """The URL in one spelling, its scheme, and for a folder its path."""
+    """Normalizes a URL; returns it with its scheme and, for a folder, the path."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not is_place(url):
@@ -298,10 +301,63 @@ def _parsed(url: str) -> tuple[str, str, Path | None]:
 
 
 def _first_line(error: Exception) -> str:
-    """What obstore says, without its page of debugging."""
+    """The message of obstore, without its page of debugging."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = one_line(str(error).split("\n\nDebug source")[0]).rstrip(".")
     text = re.sub(r" in [0-9.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text)
     text = re.sub(r"(https?://[^\s?)]*)\?[^\s),]*", r"\1", text)  # with some credentials the query holds a signature
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def in_parallel(work: Callable[[T], None], items: Iterable[T], num_threads: int = 8) -> None:
+    """Calls `work` on every item, several at a time; the first error ends the rest and is raised."""
+    waiting, errors = deque(items), list[BaseException]()
+
+    def loop() -> None:
+        while not errors:
+            try:
+                item = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=loop, daemon=True) for _ in range(min(num_threads, len(waiting)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C
+        errors.append(error)
+        raise
+    if errors:
+        raise errors[0]
+
+
+def interruptibly(work: Callable[[T], R], item: T) -> R:
+    """Calls `work` in another thread if this is the main one, so that Ctrl-C need not wait for a server."""
+    if threading.current_thread() is not threading.main_thread():
+        return work(item)
+    results: list[R] = []
+    in_parallel(lambda one: results.append(work(one)), [item])
+    return results[0]
+
+
+class Meter:
+    """Counts transferred bytes and reports them; may be called from any thread."""
+
+    def __init__(self, what: str, total: int, report: Report | None) -> None:
+        self.done = 0
+        self._what, self._total, self._report = what, total, report
+        self._lock = threading.Lock()
+        self.add(0)
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self.done += num_bytes
+            if self._report is not None:
+                self._report(self._what, self.done, self._total)

@@ -20,8 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from rung.errors import RunError, UserError
-from rung.remote.bucket import Bucket, RemoteError, Version
-from rung.remote.workers import each
+from rung.remote.bucket import Bucket, RemoteError, Version, in_parallel
 from rung.runs.files import floats_again, to_json
 from rung.runs.maintenance.selection import RANGE
 from rung.runs.record import check_name
@@ -115,35 +114,29 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
             raise RemoteError(message, code="version-mismatch")
         if (content["kind"], content["name"]) != (kind, name):
             raise ValueError(f"it is of {content['kind']} {content['name']}, not of {kind} {name}")
-        entries = _entries(content["files"])
+        entries = []
+        for spec in content["files"]:
+            entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"])
+            if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
+                raise ValueError("a file has no path or no size")
+            if not isinstance(entry.sha256, str) or not _HASH.fullmatch(entry.sha256):
+                raise ValueError(f"{entry.path!r} has no hash")
+            if any(part in ("", ".", "..") or "\0" in part for part in entry.path.split("/")):
+                raise ValueError(f"the path {entry.path!r} leads out of the item")
+            if spec.get("key") != entry.key:
+                raise ValueError(f"{entry.path!r} lies at {spec.get('key')!r}, which is not its place")
+            entries.append(entry)
+        # No path twice, and none that is a file and a folder.
+        paths = [entry.path for entry in entries]
+        folders = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
+        if len(set(paths)) != len(paths) or folders & set(paths):
+            raise ValueError("two of its files have one path")
         document = floats_again(content["document"]) if isinstance(content["document"], dict) else {}
         created, push = str(content["created"]), str(content["push"])
-        return Manifest(kind, name, str(content["uid"]), entries, document, created, push), found[1]
+        return Manifest(kind, name, str(content["uid"]), tuple(entries), document, created, push), found[1]
     except (ValueError, KeyError, TypeError) as error:
         message = f"{bucket.at(key)} is damaged: {error}; push the item again with --force."
         raise RemoteError(message, code="item-damaged") from None
-
-
-def _entries(files: Any) -> tuple[FileEntry, ...]:
-    """The files of a manifest, checked; ValueError, KeyError or TypeError where something is wrong with them."""
-    entries = []
-    for spec in files:
-        entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"])
-        if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
-            raise ValueError("a file has no path or no size")
-        if not isinstance(entry.sha256, str) or not _HASH.fullmatch(entry.sha256):
-            raise ValueError(f"{entry.path!r} has no hash")
-        if any(part in ("", ".", "..") or "\0" in part for part in entry.path.split("/")):
-            raise ValueError(f"the path {entry.path!r} leads out of the item")
-        if spec.get("key") != entry.key:
-            raise ValueError(f"{entry.path!r} lies at {spec.get('key')!r}, which is not its place")
-        entries.append(entry)
-    # No path twice, and none that is a file and a folder.
-    paths = [entry.path for entry in entries]
-    folders = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
-    if len(set(paths)) != len(paths) or folders & set(paths):
-        raise ValueError("two of its files have one path")
-    return tuple(entries)
 
 
 def runs_there(bucket: Bucket, experiments: Sequence[str] = (), problems: list[str] | None = None) -> list[Manifest]:
@@ -200,5 +193,5 @@ def _read_all(bucket: Bucket, kind: str, names: Sequence[str], problems: list[st
                 raise
             problems.append(str(error))
 
-    each(read, names)
+    in_parallel(read, names)
     return [found[name] for name in names if name in found]

@@ -21,10 +21,9 @@ from typing import Any
 
 from rung.errors import RunError
 from rung.files import sha256, sync
-from rung.remote.bucket import Bucket, RemoteError
+from rung.remote.bucket import Bucket, Meter, RemoteError, Report, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, read_manifest
-from rung.remote.snapshot import ahead, lacking, step_of, uid_of, walk
-from rung.remote.workers import Meter, Report, each
+from rung.remote.snapshot import lacking, position_of, step_of, uid_of, walk
 from rung.runs.files import locked, write_json, writing
 from rung.runs.maintenance.selection import folder_at, refuse_running, state_of
 from rung.runs.maintenance.trash import remove
@@ -63,8 +62,8 @@ class PullResult:
 
 
 @dataclass
-class Parcel:
-    """Where an item is put together: `files` becomes the item, `incoming` holds what is only half here."""
+class Staging:
+    """A folder in which an item is put together: `files` becomes the item, `incoming` holds unfinished downloads."""
 
     files: Path
     incoming: Path
@@ -110,13 +109,13 @@ def pull_run(
                 code="run-exists",
             )
 
-    with writing(str(target)), _parcel_beside(target, manifest.uid) as parcel:
+    with writing(str(target)), _staging_beside(target, manifest.uid) as staging:
         if here is not None and _is_same(target, manifest, options):
-            return _result(bucket, manifest, here.id, target, parcel, "unchanged")
-        manifest = download(bucket, manifest, parcel, None if here is None else target, options)
+            return _result(bucket, manifest, here.id, target, staging, "unchanged")
+        manifest = download(bucket, manifest, staging, None if here is None else target, options)
         where = bucket.at(manifest.place)
         try:
-            downloaded = Run(parcel.files, read_document(parcel.files))
+            downloaded = Run(staging.files, read_document(staging.files))
         except RunError as error:
             message = f"{where} cannot be used; nothing was downloaded: {error}"
             raise RemoteError(message, code="run-damaged") from error
@@ -125,24 +124,34 @@ def pull_run(
             raise RemoteError(message, code="run-damaged")
 
         if here is not None:
-            _update(bucket, manifest, target, parcel, options)
-            return _result(bucket, manifest, here.id, target, parcel, "updated")
+            with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
+                here = Run(target, read_document(target))
+                _refuse(bucket, manifest, here, options)  # asked again: the download took a while
+                _keep_own(target, staging, manifest, options)
+                _rename_inside(staging.files, here.id, here.document)
+                if not options.is_forced:
+                    _swap(target, staging)
+            if options.is_forced:
+                remove([folder_at(target)], is_forced=True)  # so that it can be restored; asks again whether it runs
+                os.rename(staging.files, target)
+                sync(target.parent)
+            return _result(bucket, manifest, here.id, target, staging, "updated")
         if options.experiment is not None:
             with claimed(root, options.experiment) as target:
                 name = f"{options.experiment}/{target.name}"
-                _rename_inside(parcel.files, name)
-                os.rename(parcel.files, target)
+                _rename_inside(staging.files, name)
+                os.rename(staging.files, target)
         else:
-            _rename_inside(parcel.files, name)
+            _rename_inside(staging.files, name)
             with locked(target.parent):
                 if target.exists():
                     message = f"{target} was created in the meantime; pull again with `--as {target.parent.name}`."
                     raise RunError(message, code="run-exists")
-                os.rename(parcel.files, target)
+                os.rename(staging.files, target)
                 reserve_number(target.parent, int(target.name))
             sync(target.parent)
         known[manifest.uid] = target
-        return _result(bucket, manifest, name, target, parcel, "new")
+        return _result(bucket, manifest, name, target, staging, "new")
 
 
 def pull_data(bucket: Bucket, name: str, target: Path, options: PullOptions = _ALL) -> PullResult:
@@ -150,10 +159,10 @@ def pull_data(bucket: Bucket, name: str, target: Path, options: PullOptions = _A
     check_item("data", name)
     manifest = _manifest(bucket, "data", name)
     _finish_swaps(target.parent)
-    with writing(str(target)), _parcel_beside(target, manifest.uid) as parcel:
+    with writing(str(target)), _staging_beside(target, manifest.uid) as staging:
         is_there = target.exists()
         if is_there and _is_same(target, manifest, options):
-            return _result(bucket, manifest, name, target, parcel, "unchanged")
+            return _result(bucket, manifest, name, target, staging, "unchanged")
         if is_there and not options.is_forced:
             raise RemoteError(
                 f"{target} exists and is not the data set of {bucket.at(manifest.place)}; pull it under "
@@ -165,13 +174,13 @@ def pull_data(bucket: Bucket, name: str, target: Path, options: PullOptions = _A
                 f"{target} is not a data set of rung and is left alone; pull it under another name with --as NAME."
             )
             raise RemoteError(message, code="folder-exists")
-        manifest = download(bucket, manifest, parcel, target if is_there else None, options)
+        manifest = download(bucket, manifest, staging, target if is_there else None, options)
         if is_there:
-            _swap(target, parcel)
+            _swap(target, staging)
         else:
-            os.rename(parcel.files, target)
+            os.rename(staging.files, target)
             sync(target.parent)
-        return _result(bucket, manifest, name, target, parcel, "updated" if is_there else "new")
+        return _result(bucket, manifest, name, target, staging, "updated" if is_there else "new")
 
 
 def runs_by_uid(root: Path) -> dict[str, Path]:
@@ -181,19 +190,27 @@ def runs_by_uid(root: Path) -> dict[str, Path]:
     return {uid_of(run.document): run.path for run in list_runs(root, problems=[])}
 
 
-def download(bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | None, options: PullOptions) -> Manifest:
-    """Fills the parcel with every wanted file; returns the manifest of what it then holds.
+def download(bucket: Bucket, manifest: Manifest, staging: Staging, here: Path | None, options: PullOptions) -> Manifest:
+    """Fills the staging folder with every wanted file; returns the manifest of what it then holds.
 
     Files that the local item already has are not downloaded. Where files have gone from the bucket because somebody
     pushed in the meantime, the newer manifest is followed.
     """
     for _ in range(MOST_CHANGES):
         entries = _wanted(manifest, options.checkpoints)
-        _remove_unwanted(parcel.files, {entry.path for entry in entries})
+        # What an earlier, killed pull left and nobody wants any more goes.
+        wanted = {entry.path for entry in entries}
+        for place, _, names in os.walk(staging.files, topdown=False):
+            for file in (Path(place, name) for name in names):
+                if file.relative_to(staging.files).as_posix() not in wanted:
+                    file.unlink()
+            if place != str(staging.files):
+                with contextlib.suppress(OSError):
+                    os.rmdir(place)
         meter = Meter(f"downloading {manifest.name}", sum(entry.bytes for entry in entries), options.report)
-        fetch = functools.partial(_fetch, bucket, manifest, parcel, here, meter)
+        fetch = functools.partial(_fetch, bucket, manifest, staging, here, meter)
         try:
-            each(fetch, sorted(entries, key=lambda entry: -entry.bytes))
+            in_parallel(fetch, sorted(entries, key=lambda entry: -entry.bytes))
             return replace(manifest, entries=tuple(entries))
         except _ObjectMissing as gone:
             now = _manifest(bucket, manifest.kind, manifest.name)
@@ -209,14 +226,14 @@ def download(bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | No
 
 
 def _fetch(
-    bucket: Bucket, manifest: Manifest, parcel: Parcel, here: Path | None, meter: Meter, entry: FileEntry
+    bucket: Bucket, manifest: Manifest, staging: Staging, here: Path | None, meter: Meter, entry: FileEntry
 ) -> None:
-    """One file: what is whole in the parcel stays, else from the local item, else from the bucket."""
-    final = parcel.files / entry.path
+    """Gets one file: it may be in the staging folder or in the local item already; else it is downloaded."""
+    final = staging.files / entry.path
     if _is_whole(final, entry):
         meter.add(entry.bytes)
         return
-    beside = parcel.incoming / hashlib.sha256(entry.path.encode()).hexdigest()[:32]
+    beside = staging.incoming / hashlib.sha256(entry.path.encode()).hexdigest()[:32]
     if here is not None and _is_whole(here / entry.path, entry):
         _link(here / entry.path, beside)
         meter.add(entry.bytes)
@@ -242,14 +259,14 @@ def _fetch(
                 f"{entry.sha256[:8]}.. and {entry.bytes}; nothing was downloaded: push it again with --verify.",
                 code="item-damaged",
             )
-        parcel.received_bytes += entry.bytes
+        staging.received_bytes += entry.bytes
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(beside, final)
 
 
 @contextlib.contextmanager
-def _parcel_beside(target: Path, uid: str) -> Iterator[Parcel]:
-    """The folder beside, for one pull at a time; it stays where the pull fails, for the next one to continue with."""
+def _staging_beside(target: Path, uid: str) -> Iterator[Staging]:
+    """A staging folder beside the target, for one pull at a time; after a failure the next pull continues with it."""
     made = [folder for folder in target.parents if not folder.exists()]
     # Named as all that is half written, so that `rung gc` clears one that nobody continues with.
     folder = target.with_name(f".pull-{target.name}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}.0.part")
@@ -262,15 +279,15 @@ def _parcel_beside(target: Path, uid: str) -> Iterator[Parcel]:
             raise RunError(f"{target} is being pulled by another process; wait for it.", code="in-use") from None
         except OSError:
             pass  # a disk without locks
-        parcel = Parcel(folder / "files", folder / "incoming")
-        parcel.files.mkdir(exist_ok=True)
-        shutil.rmtree(parcel.incoming, ignore_errors=True)
-        parcel.incoming.mkdir()
+        staging = Staging(folder / "files", folder / "incoming")
+        staging.files.mkdir(exist_ok=True)
+        shutil.rmtree(staging.incoming, ignore_errors=True)
+        staging.incoming.mkdir()
         try:
-            yield parcel
+            yield staging
         except BaseException:
-            shutil.rmtree(parcel.incoming, ignore_errors=True)
-            if parcel.files.is_dir() and not any(parcel.files.iterdir()):  # leave no trace
+            shutil.rmtree(staging.incoming, ignore_errors=True)
+            if staging.files.is_dir() and not any(staging.files.iterdir()):  # leave no trace
                 shutil.rmtree(folder, ignore_errors=True)
                 for empty in made:
                     with contextlib.suppress(OSError):
@@ -281,27 +298,12 @@ def _parcel_beside(target: Path, uid: str) -> Iterator[Parcel]:
         os.close(lock)
 
 
-def _update(bucket: Bucket, manifest: Manifest, target: Path, parcel: Parcel, options: PullOptions) -> None:
-    """Replaces the local run, if it still may be replaced: the download took a while."""
-    with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
-        here = Run(target, read_document(target))
-        _refuse(bucket, manifest, here, options)
-        _keep_own(target, parcel, manifest, options)
-        _rename_inside(parcel.files, here.id, here.document)
-        if not options.is_forced:
-            _swap(target, parcel)
-            return
-    remove([folder_at(target)], is_forced=True)  # so that it can be restored; asks again whether it runs
-    os.rename(parcel.files, target)
-    sync(target.parent)
-
-
 def _refuse(bucket: Bucket, manifest: Manifest, here: Run, options: PullOptions) -> None:
-    """A run that is running here is not touched, nor one that is later than the one in the bucket."""
+    """Raises RunError for a run that is running here, or is later than the one in the bucket."""
     if (here.path / HEARTBEAT).exists():  # else it is a copy, of a run that may be running elsewhere
         refuse_running(state_of(folder_at(here.path)), "pull", options.is_forced)
     mine = {"segments": len(here.document.get("segments") or []), "step": here.step}
-    if ahead(mine) > ahead(manifest.document) and not options.is_forced:
+    if position_of(mine) > position_of(manifest.document) and not options.is_forced:
         raise RunError(
             f"{here.id} here is later than {bucket.at(manifest.place)} (step {mine['step']} here, "
             f"{manifest.document.get('step')} there); `rung push` it, or add --force to take the one there.",
@@ -309,19 +311,24 @@ def _refuse(bucket: Bucket, manifest: Manifest, here: Run, options: PullOptions)
         )
 
 
-def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, options: PullOptions) -> None:
-    """Keeps what only the local run has: its own checkpoints, pages, mirrors. Lines that the one in the bucket lacks
-    are not thrown away unasked."""
+def _keep_own(target: Path, staging: Staging, manifest: Manifest, options: PullOptions) -> None:
+    """Keeps what only the local run has: its own checkpoints, pages, mirrors. Raises RunError where that means lines,
+    unless forced."""
     named = {entry.path for entry in manifest.entries}
     # Where the run was resumed elsewhere, later local saves have another future; a resume must not take them for its
     # own.
-    mine, theirs = (read_document(folder).get("segments") or [] for folder in (target, parcel.files))
+    mine, theirs = (read_document(folder).get("segments") or [] for folder in (target, staging.files))
     firsts = [part.get("first_step") for part in theirs[len(mine) :] if isinstance(part, dict)]
     branched = min((first for first in firsts if isinstance(first, int)), default=None)
     for path in walk(target, "", lambda name: not name.endswith(".tmp")):
         file = target / path
         if path in named:
-            if path.endswith(".ndjson") and not options.is_forced and not _begins_with(parcel.files / path, file):
+            if not path.endswith(".ndjson") or options.is_forced:
+                continue
+            with (staging.files / path).open("rb") as one, file.open("rb") as other:
+                # A torn last line does not count.
+                is_longer = all(one.readline() == line for line in other if line.endswith(b"\n"))
+            if not is_longer:
                 raise RunError(
                     f"{file} has lines that {manifest.name} there lacks, notes perhaps; `rung push` them, or add "
                     "--force, which puts the run here into the trash.",
@@ -330,15 +337,9 @@ def _keep_own(target: Path, parcel: Parcel, manifest: Manifest, options: PullOpt
         elif path not in (HEARTBEAT, "run.json", ".config.json"):
             step = step_of(path)
             is_aside = branched is not None and step is not None and step > branched
-            copy = parcel.files / (path.replace("/", "/aside-pulled/", 1) if is_aside else path)
+            copy = staging.files / (path.replace("/", "/aside-pulled/", 1) if is_aside else path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             _link(file, copy)
-
-
-def _begins_with(long: Path, short: Path) -> bool:
-    """Whether a file of lines continues another one; a torn last line of that one does not count."""
-    with long.open("rb") as one, short.open("rb") as other:
-        return all(one.readline() == line for line in other if line.endswith(b"\n"))
 
 
 def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None) -> None:
@@ -353,13 +354,13 @@ def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None
         write_json(folder / "run.json", {**document, **changed})
 
 
-def _swap(target: Path, parcel: Parcel) -> None:
-    """The old item away, the new one in, under the lock of the folder they are in."""
+def _swap(target: Path, staging: Staging) -> None:
+    """Moves the old item away and the new one in, under the lock of their folder."""
     old = target.with_name(f".pull-{target.name}.old")  # not a name that `rung gc` clears
     with locked(target.parent):
         os.rename(target, old)
         try:
-            os.rename(parcel.files, target)
+            os.rename(staging.files, target)
         except BaseException:
             os.rename(old, target)
             raise
@@ -406,20 +407,8 @@ def _is_whole(file: Path, entry: FileEntry) -> bool:
         return False
 
 
-def _remove_unwanted(folder: Path, wanted: set[str]) -> None:
-    """Removes what an earlier, killed pull left and nobody wants any more."""
-    for place, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            file = Path(place, name)
-            if file.relative_to(folder).as_posix() not in wanted:
-                file.unlink()
-        if place != str(folder):
-            with contextlib.suppress(OSError):
-                os.rmdir(place)
-
-
 def _link(file: Path, copy: Path) -> None:
-    """Two names for a file that nobody writes to; a file of lines, to which a resume appends, is copied."""
+    """Hard-links a file that nobody writes to; copies a file of lines, to which a resume appends."""
     copy.unlink(missing_ok=True)
     if file.suffix != ".ndjson":
         with contextlib.suppress(OSError):  # a disk that knows no links
@@ -428,6 +417,6 @@ def _link(file: Path, copy: Path) -> None:
     shutil.copyfile(file, copy)
 
 
-def _result(bucket: Bucket, manifest: Manifest, name: str, path: Path, parcel: Parcel, what: str) -> PullResult:
+def _result(bucket: Bucket, manifest: Manifest, name: str, path: Path, staging: Staging, what: str) -> PullResult:
     url, entries = bucket.at(manifest.place), manifest.entries
-    return PullResult(manifest.kind, name, url, path, len(entries), manifest.num_bytes, parcel.received_bytes, what)
+    return PullResult(manifest.kind, name, url, path, len(entries), manifest.num_bytes, staging.received_bytes, what)

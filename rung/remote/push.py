@@ -18,10 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket, RemoteError, Version, WriteConflict
+from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
-from rung.remote.snapshot import Snapshot, SourceChanged, ahead, lacking, of_run
-from rung.remote.workers import Meter, Report, each
+from rung.remote.snapshot import Snapshot, SourceChanged, lacking, position_of, snapshot_run
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
 
@@ -61,9 +60,9 @@ class PushCancelled(UserError):
 def push_run(
     bucket: Bucket, path: Path, checkpoints: str = "kept", without: Sequence[str] = (), options: PushOptions = _PLAIN
 ) -> PushResult:
-    """Sends a run as it is now, also one that is being written; what changes meanwhile is read again."""
+    """Sends a run as it is now, also one that is being written; reads again what changes meanwhile."""
     for attempt in range(3):
-        with of_run(Run(path, read_document(path)), checkpoints, without) as snapshot:
+        with snapshot_run(Run(path, read_document(path)), checkpoints, without) as snapshot:
             try:
                 return push(bucket, snapshot, options)
             except SourceChanged:
@@ -73,7 +72,7 @@ def push_run(
 
 
 def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> PushResult:
-    """Makes the item in the bucket what the snapshot says."""
+    """Makes the item in the bucket equal to the snapshot."""
     check_item(snapshot.kind, snapshot.name)
     there: Manifest | None = None
     version: Version | None = None
@@ -116,10 +115,30 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
         )
     if options.is_verified:
         _verify(bucket, snapshot, manifest, options)
-    _write(bucket, manifest, version)
+
+    # The moment in which the item becomes visible.
+    key, data = f"{manifest.place}/manifest.json", manifest.encoded()
+    try:
+        bucket.write(key, data, version)
+    except WriteConflict as error:
+        raise WriteConflict(f"{error} Push again to send yours over it.", code="write-conflict") from None
+    found = bucket.read(key)  # some servers pass over the condition; then the last one to write wins
+    if found is None or found[0] != data:
+        message = f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it."
+        raise WriteConflict(message, code="write-conflict")
     if lost := [entry for entry in _absent(bucket, manifest) if entry.path in snapshot.sources]:
         _send(bucket, snapshot, manifest, lost, options)  # another push cleaned up after itself in that moment
-    num_removed, left = _remove_unnamed(bucket, manifest, before)
+
+    # Files of earlier states go. Leaving them does no harm, so a failure is only noted.
+    named = {manifest.key(entry) for entry in manifest.entries}
+    old, num_removed, left = [key for key in before if key not in named], 0, ""
+    try:
+        now = read_manifest(bucket, manifest.kind, manifest.name) if old else None
+        if now is not None and now[0].push == manifest.push:  # else whoever has pushed since cleans up
+            bucket.delete(old)
+            num_removed = len(old)
+    except UserError as error:
+        left = f"{len(old)} files that nothing names could not be removed: {error}"
     num_bytes = sum(entry.bytes for entry in missing)
     return dataclasses.replace(done, num_sent=len(missing), sent_bytes=num_bytes, num_removed=num_removed, left=left)
 
@@ -158,7 +177,7 @@ def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest) -> None:
     if there.kind != "run":
         return
     url = bucket.at(there.place)
-    (attempts_there, step_there), (attempts, step) = ahead(there.document), ahead(snapshot.document)
+    (attempts_there, step_there), (attempts, step) = position_of(there.document), position_of(snapshot.document)
     if (attempts_there, step_there) > (attempts, step):
         raise RemoteError(
             f"{url} is later than {snapshot.name} here (attempt {attempts_there}, step {step_there} there; attempt "
@@ -200,7 +219,7 @@ def _send(
 
         bucket.send(manifest.key(entry), counted, entry.bytes)
 
-    each(send, large_first)
+    in_parallel(send, large_first)
 
 
 def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
@@ -209,7 +228,7 @@ def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
 
 
 def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: PushOptions) -> None:
-    """Hashes what is in the bucket; what is damaged there is sent once more, and hashed again."""
+    """Hashes what is in the bucket; sends what is damaged there once more, and hashes that again."""
 
     def damaged(entries: Sequence[FileEntry]) -> list[FileEntry]:
         bad: list[FileEntry] = []
@@ -224,7 +243,7 @@ def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: Pus
             if digest.hexdigest() != entry.sha256:
                 bad.append(entry)
 
-        each(read, entries)
+        in_parallel(read, entries)
         return bad
 
     bad = damaged(manifest.entries)
@@ -237,30 +256,3 @@ def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: Pus
             "from a machine that has it.",
             code="item-damaged",
         )
-
-
-def _write(bucket: Bucket, manifest: Manifest, version: Version | None) -> None:
-    """The moment in which the item becomes visible."""
-    key, data = f"{manifest.place}/manifest.json", manifest.encoded()
-    try:
-        bucket.write(key, data, version)
-    except WriteConflict as error:
-        raise WriteConflict(f"{error} Push again to send yours over it.", code="write-conflict") from None
-    found = bucket.read(key)  # some servers pass over the condition; then the last one to write wins
-    if found is None or found[0] != data:
-        message = f"{bucket.at(key)} was replaced by somebody else's push; push again to send yours over it."
-        raise WriteConflict(message, code="write-conflict")
-
-
-def _remove_unnamed(bucket: Bucket, manifest: Manifest, before: Iterable[str]) -> tuple[int, str]:
-    """Removes files of earlier states: how many, or why not. Leaving them does no harm, so a failure is only noted."""
-    named = {manifest.key(entry) for entry in manifest.entries}
-    keys = [key for key in before if key not in named]
-    try:
-        now = read_manifest(bucket, manifest.kind, manifest.name) if keys else None
-        if now is None or now[0].push != manifest.push:
-            return 0, ""  # whoever has pushed since cleans up
-        bucket.delete(keys)
-    except UserError as error:
-        return 0, f"{len(keys)} files that nothing names could not be removed: {error}"
-    return len(keys), ""

@@ -55,7 +55,7 @@ class Snapshot:
     stays: Callable[[FileEntry], bool] = lambda entry: False
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """The bytes of a file; raises SourceChanged instead of ending where they are not those of the entry."""
+        """Yields the bytes of a file; raises SourceChanged before the end if they are not those of the entry."""
         digest, left = hashlib.sha256(), entry.bytes
         try:
             for piece in _pieces(self.sources[entry.path], left):
@@ -75,12 +75,12 @@ class Snapshot:
             )
 
     def begins_with(self, entry: FileEntry) -> bool:
-        """Whether a file of lines here continues an earlier state of it; one that is not here: yes."""
+        """Whether a file of lines continues this earlier state of it; also true where the file is not here."""
         source = self.sources.get(entry.path)
         return source is None or entry in self.entries or _hash(source, entry.bytes) == entry.sha256
 
 
-def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]) -> Snapshot:
+def snapshot_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]) -> Snapshot:
     """A prepared data set: the files that its own manifest names."""
     entries = [FileEntry(file, int(spec["bytes"]), str(spec["sha256"])) for file, spec in manifest["files"].items()]
     own = path / "manifest.json"
@@ -91,15 +91,18 @@ def of_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> Iterator[Snapshot]:
+def snapshot_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> Iterator[Snapshot]:
     """A run as it is now. `checkpoints` is one of CHECKPOINTS, `without` names folders of the run to leave out."""
+    folder = run.path / "checkpoints"
     with _stage(run.path) as stage:
         try:
             found = _Files(run.path, stage)
             found.add("run.json")  # first: where it says that the run has ended, all rows and events are written
-            folder = run.path / "checkpoints"
             saved = saved_steps(folder)
-            wanted = {*_marked(folder, checkpoints), *(saved[-1:] if checkpoints in ("kept", "last") else [])}
+            best = read_mark(folder, BEST)[:1]
+            marked = set(best if checkpoints in ("kept", "best") else [])
+            marked |= set(read_mark(folder, PINNED) if checkpoints == "kept" else [])
+            wanted = {*marked, *(saved[-1:] if checkpoints in ("kept", "last") else [])}
             steps = [step for step in saved if (checkpoints == "all" or step in wanted) and found.save(step)]
             if checkpoints == "all":
                 found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
@@ -107,11 +110,40 @@ def of_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = ()) -> 
             found.below("", lambda path: path.split("/")[0] not in left_out)
             for mark in (BEST, PINNED):
                 found.add(f"checkpoints/{mark}")
-            document = _document(run, found, steps)
-            stays = _stays(folder, checkpoints, set(steps), without)
+
+            # What a listing shows, out of the run.json that is sent.
+            if "run.json" not in found.sources:
+                raise RunError(f"{run.path} has no run.json any more; was it removed?", code="no-run")
+            recorded = named_by_folder(read_json(found.sources["run.json"]), run.path)
+            now, step = Run(run.path, recorded), recorded.get("last_step")
+            if recorded.get("status") == "running" and (logged := found.last_step()) is not None:
+                step = logged
+            document = {
+                "id": now.id,
+                "status": now.status,
+                "step": step,
+                "best": now.best,
+                **{name: recorded.get(name) for name in _SHOWN},
+                "segments": len(recorded.get("segments") or []),
+                "checkpoints": {"steps": steps, "best": best[0] if best else None},
+            }
+            here = saved_steps(folder)
+            aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
         except OSError as error:
             message = f"{run.id} cannot be sent: {error.filename or run.path}: {reason(error)}."
             raise RunError(message, code="cannot-read") from error
+
+        def stays(entry: FileEntry) -> bool:
+            """A checkpoint that is not here stays if this run still names it, or has no later one: it was not rotated
+            away but never downloaded. One that a resume set aside goes."""
+            step = step_of(entry.path)
+            if step is None:
+                return entry.path.split("/")[0] in without
+            if step in steps or step in aside:
+                return False
+            is_later = not here or step > here[-1]
+            return checkpoints == "none" or (step not in here and (checkpoints == "all" or step in marked or is_later))
+
         yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
 
 
@@ -120,53 +152,26 @@ def uid_of(document: Mapping[str, Any]) -> str:
     return str(document.get("uid") or document.get("created") or "")
 
 
-def ahead(document: Mapping[str, Any]) -> tuple[int, int]:
+def position_of(document: Mapping[str, Any]) -> tuple[int, int]:
     """How far a run has come: its attempts, then its last step. Of two copies of a run, the larger is the later."""
     segments, step = document.get("segments"), document.get("step")
     return (segments if isinstance(segments, int) else 0, step if isinstance(step, int) else -1)
 
 
 def lacking(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Fields that people filled in the run.json of another copy and not in this one. Of two values that differ, nobody
-    knows which is the later."""
+    """Fields that people filled in in the run.json of another copy and not in this one. Of two values that differ,
+    nobody knows which is the later."""
     return [name for name in _WRITTEN if other.get(name) and not document.get(name)]
 
 
-def _marked(folder: Path, choice: str) -> set[int]:
-    """Steps that the marks of a run name, whether they are here or not."""
-    best = read_mark(folder, BEST)[:1] if choice in ("kept", "best") else []
-    return {*best, *(read_mark(folder, PINNED) if choice == "kept" else [])}
-
-
 def step_of(path: str) -> int | None:
-    """Which checkpoint a file of a run belongs to."""
+    """The step of the checkpoint that a file of a run belongs to; None for any other file."""
     match = _SAVE.match(path)
     return int(match[1]) if match else None
 
 
-def _stays(folder: Path, choice: str, sent: set[int], without: Sequence[str]) -> Callable[[FileEntry], bool]:
-    """Which files in the bucket that are not sent now stay there.
-
-    A checkpoint that is not here stays if this run still names it, or has no later one: it was not rotated away but
-    never downloaded. One that a resume set aside goes.
-    """
-    here, marked = saved_steps(folder), _marked(folder, choice)
-    aside = {int(path.name) for path in folder.glob("aside-*/*") if path.name.isdecimal()}
-
-    def stays(entry: FileEntry) -> bool:
-        step = step_of(entry.path)
-        if step is None:
-            return entry.path.split("/")[0] in without
-        if step in sent or step in aside:
-            return False
-        is_later = not here or step > here[-1]
-        return choice == "none" or (step not in here and (choice == "all" or step in marked or is_later))
-
-    return stays
-
-
 class _Files:
-    """Collects files of a run: linked into the stage, with size and hash."""
+    """Collects files of a run: links them into the stage, and notes size and hash."""
 
     def __init__(self, path: Path, stage: Path | None) -> None:
         self.path, self.stage, self._numbers = path, stage, itertools.count()
@@ -174,7 +179,7 @@ class _Files:
         self.sources: dict[str, Path] = {}
 
     def save(self, step: int) -> bool:
-        """A checkpoint, by its own manifest; False where it has gone in the meantime."""
+        """Adds a checkpoint, as its manifest lists it; False if it has been removed meanwhile."""
         folder = save_folder(self.path / "checkpoints", step)
         name = f"checkpoints/{folder.name}"
         before = len(self.entries)
@@ -196,13 +201,13 @@ class _Files:
         return True
 
     def below(self, top: str, is_wanted: Callable[[str], bool]) -> None:
-        """Every file below a folder of the run, except what is derived, half written or a sign of life."""
+        """Adds every file below a folder of the run, except derived and unfinished ones and the heartbeat."""
         for path in sorted(walk(self.path, top, lambda name: not name.startswith("."))):
             if is_wanted(path) and path != HEARTBEAT and not path.startswith("metrics/columns/"):
                 self.add(path)
 
     def add(self, path: str) -> None:
-        """A file, unless it has gone."""
+        """Adds a file, unless it has been removed."""
         try:
             path.encode()
         except UnicodeEncodeError:
@@ -213,7 +218,7 @@ class _Files:
             self._take(path)
 
     def last_step(self) -> int | None:
-        """Of the rows that are sent; the run may have logged more by now."""
+        """The last step in the rows that are sent; the run may have logged more by now."""
         parts = {int(match[1]): entry for entry in self.entries if (match := _ROWS.fullmatch(entry.path))}
         for _, entry in sorted(parts.items(), reverse=True):
             if row := last_row_of(self.sources[entry.path], entry.bytes, _CHUNK):
@@ -221,7 +226,7 @@ class _Files:
         return None
 
     def _take(self, path: str, num_bytes: int | None = None, digest: str | None = None) -> None:
-        """Gives the file as it is now a name of ours, and enters it with its size and hash."""
+        """Links the file as it is now into the stage, and lists it with its size and hash."""
         source = self.path / path
         if not source.is_file():  # gone, or a pipe, which nobody would ever have read to its end
             raise FileNotFoundError(path)
@@ -242,7 +247,7 @@ class _Files:
 
 @contextlib.contextmanager
 def _stage(path: Path) -> Iterator[Path | None]:
-    """A folder for names of ours, on the run's own disk; None where nothing can be written there."""
+    """A temporary folder for hard links, on the run's own disk; None where it cannot be created."""
     stage = path / f".push-{os.urandom(4).hex()}.{os.getpid()}.tmp"  # as all that is half written: `rung gc` knows it
     try:
         stage.mkdir()
@@ -256,8 +261,8 @@ def _stage(path: Path) -> Iterator[Path | None]:
 
 
 def walk(root: Path, top: str, is_seen: Callable[[str], bool]) -> Iterator[str]:
-    """Paths of files, relative to the root, as far as the names on the way are seen; links are followed, each folder
-    once."""
+    """Paths of files below `top`, relative to the root, without names that `is_seen` refuses; follows links, and enters
+    each folder once."""
     known: set[str] = set()
     for folder, folders, files in os.walk(root / top, followlinks=True):
         real = os.path.realpath(folder)
@@ -271,7 +276,7 @@ def walk(root: Path, top: str, is_seen: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _whole_lines(file: Path) -> int:
-    """Bytes up to the last newline."""
+    """How many bytes the file has up to its last newline."""
     with file.open("rb") as handle:
         end = handle.seek(0, os.SEEK_END)
         while end:
@@ -296,19 +301,3 @@ def _hash(file: Path, num_bytes: int) -> str:
     for piece in _pieces(file, num_bytes):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _document(run: Run, found: _Files, steps: Sequence[int]) -> dict[str, Any]:
-    """What a listing shows; taken from the run.json that is sent."""
-    if "run.json" not in found.sources:
-        raise RunError(f"{run.path} has no run.json any more; was it removed?", code="no-run")
-    document = named_by_folder(read_json(found.sources["run.json"]), run.path)
-    now = Run(run.path, document)
-    step = document.get("last_step")
-    if document.get("status") == "running" and (logged := found.last_step()) is not None:
-        step = logged
-    best = read_mark(run.path / "checkpoints", BEST)[:1]
-    checkpoints = {"steps": list(steps), "best": best[0] if best else None}
-    head = {"id": now.id, "status": now.status, "step": step, "best": now.best}
-    tail = {"segments": len(document.get("segments") or []), "checkpoints": checkpoints}
-    return {**head, **{name: document.get(name) for name in _SHOWN}, **tail}

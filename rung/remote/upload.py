@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
-from rung.remote.bucket import Bucket
+from rung.remote.bucket import Bucket, Report
 from rung.remote.manifest import check_item, place_of, read_manifest
 from rung.remote.push import PushCancelled, PushOptions, push_run, refuse_another
 from rung.remote.snapshot import uid_of
-from rung.remote.workers import Report
 from rung.runs.query import ref
 from rung.runs.record import append_event, read_document
 from rung.text import one_line
@@ -32,10 +31,10 @@ _LET_GO_S = 5.0  # for a transfer to notice that it was given up
 
 
 class Uploader:
-    """A follower of a record (record.Follower): takes note and returns at once."""
+    """Follows a record (record.Follower): notes what is due and returns at once."""
 
     def __init__(self, run_path: Path, url: str) -> None:
-        """Raises UserError where the URL is none or obstore is missing; asks the place nothing."""
+        """Raises UserError for a bad URL or where obstore is missing; sends no request."""
         self._path = run_path
         self._id = str(read_document(run_path)["id"])
         check_item("run", self._id)
@@ -50,7 +49,7 @@ class Uploader:
         self._thread.start()
 
     def ask(self) -> None:
-        """Finds out now, not at the first save, that another run has this name there; see `summary_line`."""
+        """Checks now, not at the first save, whether another run has this name there; see `summary_line`."""
         try:
             found = read_manifest(self._bucket, "run", self._id)
             if found is not None:
@@ -74,7 +73,7 @@ class Uploader:
             self._wake.notify()
 
     def close(self, timeout: float = CLOSE_S, report: Report | None = None) -> None:
-        """Waits for the last push, at most so many seconds; see `summary_line` for whether all of it is there."""
+        """Waits for the last push, at most `timeout` seconds; `summary_line` then says whether everything was sent."""
         self._report = report
         self.finish("")
         self._thread.join(timeout)
@@ -134,5 +133,5 @@ class Uploader:
 
 
 def require(url: str) -> None:
-    """Raises UserError where a run could not be sent there; to be asked before a run begins."""
+    """Raises UserError where a run could not be sent there; called before a run begins."""
     Bucket(url, is_new=True).read("runs/.none")  # an answer of any kind: the place is there and knows us

@@ -14,6 +14,7 @@ beyond 2^53 are exact only in the rows. numpy is imported by what returns its ar
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import uuid
@@ -24,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from rung.files import sync
 from rung.runs.files import from_json, locked, to_json
-from rung.runs.metrics import ROW, is_step, read_values, segments, spans
-from rung.runs.summary import Column, IndexedMetric, Summary, number_of
+from rung.runs.metrics import ROW, is_step, number_of, read_values, segments, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +41,30 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in all
 _VERSION = 1
 _SMALL_BYTES = 8 << 20  # of text: read in a tenth of a second
 _CHUNK_ROWS = 4096
+_EXACT = 2**53  # whole numbers up to here are floats without loss
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Of one metric of one run. min and max are of the finite values, None where there is none; of equal values the
+    first. Values that are not finite are counted and never compared."""
+
+    count: int = 0
+    last: float = math.nan
+    last_step: int = 0
+    min: float | None = None
+    min_step: int | None = None
+    max: float | None = None
+    max_step: int | None = None
+    num_non_finite: int = 0
+    is_whole: bool = True  # every value was written as a whole number
+
+
+class IndexedMetric(msgspec.Struct):
+    """A metric in the index: its summary, the number of its files, and how many stretches its rows form."""
+
+    summary: Summary
+    number: int
+    num_stretches: int
 
 
 class Part(NamedTuple):
@@ -63,7 +88,11 @@ class Index(msgspec.Struct):
     metrics: dict[str, IndexedMetric]
 
 
-_DECODER = msgspec.json.Decoder(Index)
+class Arrays(NamedTuple):
+    """Columns of a run: name -> the rows that have a value, and the values; `steps` of all rows."""
+
+    steps: np.ndarray
+    columns: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def summaries(folder: Path, progress: Progress | None = None) -> dict[str, Summary]:
@@ -73,7 +102,7 @@ def summaries(folder: Path, progress: Progress | None = None) -> dict[str, Summa
 
 
 def current(folder: Path, progress: Progress | None = None) -> Index:
-    """The index of the rows as they are now: read, extended or made."""
+    """The index of the rows as they are now; extends or rebuilds it where it is stale."""
     out = folder / "columns"
     parts, index = _stat(folder), _load(out)
     if index is not None and _is_fresh(index, parts):
@@ -86,37 +115,30 @@ def current(folder: Path, progress: Progress | None = None) -> Index:
             parts, index = _stat(folder), _load(out)
             if index is not None and _is_fresh(index, parts):
                 return index
-            return _made(folder, out, index if is_alone else None, progress)
+            return _make(folder, out, index if is_alone else None, progress)
     except OSError:  # a disk that is full or may not be written
-        return _made(folder, None, None, progress)
+        return _make(folder, None, None, progress)
 
 
 def is_long(folder: Path) -> bool:
-    """Whether the rows are worth a copy by column."""
+    """Whether the run is large enough for a copy by column."""
     return sum(part.num_bytes for part in _stat(folder)) >= _SMALL_BYTES
 
 
-class Arrays(NamedTuple):
-    """Columns of a run: name -> the rows that have a value, and the values; `steps` of all rows."""
-
-    steps: np.ndarray
-    columns: dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-def read_series(folder: Path, name: str, progress: Progress | None = None) -> Series:
+def read_series(folder: Path, name: str) -> Series:
     """The steps that have a value of `name`, and the values; empty where it was not recorded."""
     from rung.runs.series import Series
 
-    arrays = read_arrays(folder, [name], progress)
+    arrays = read_arrays(folder, [name])
     rows, values = arrays.columns[name]
     return Series(arrays.steps[rows], values)
 
 
-def read_arrays(folder: Path, names: Sequence[str], progress: Progress | None = None) -> Arrays:
-    """Columns as arrays: out of the copy where there is one, else out of the rows."""
+def read_arrays(folder: Path, names: Sequence[str]) -> Arrays:
+    """Reads columns as arrays, from the copy where there is one, else from the rows."""
     import numpy as np
 
-    index = current(folder, progress)
+    index = current(folder)
     columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if index.mark is not None:
         with contextlib.suppress(OSError, EOFError):  # rebuilt or removed by another process at this moment
@@ -179,11 +201,12 @@ def _read(folder: Path, index: Index, name: str, kind: str, count: int) -> array
     return numbers
 
 
-def _made(folder: Path, out: Path | None, old: Index | None, progress: Progress | None) -> Index:
+def _make(folder: Path, out: Path | None, old: Index | None, progress: Progress | None) -> Index:
+    """Builds the index and writes it to `out`; extends `old` where rows were only appended to it."""
     parts = _stat(folder)
     total, done = sum(part.num_bytes for part in parts), 0
     has_arrays = out is not None and total >= _SMALL_BYTES
-    is_longer = old is not None and _is_extension(old, parts, folder) and (old.mark is not None) == has_arrays
+    is_longer = old is not None and (old.mark is not None) == has_arrays and _is_extension(old, parts, folder)
     mark = uuid.uuid4().hex[:12] if has_arrays else None
     index = old if old is not None and is_longer else Index(_VERSION, sys.byteorder, mark, [], 0, 0, {})
     builder = _Builder(index, out if has_arrays else None)
@@ -201,7 +224,17 @@ def _made(folder: Path, out: Path | None, old: Index | None, progress: Progress 
         metrics = {name: column.held for name, column in builder.columns.items()}
         made = Index(_VERSION, sys.byteorder, index.mark, read, builder.num_rows, builder.broken, metrics)
         if out is not None:
-            _store(out, made)
+            # The files first, the index last. An index alone is not synced: a torn one is made again.
+            for name in _sizes(made) if made.mark is not None else ():
+                sync(out / f"{made.mark}.{name}")
+            beside = out / f".index.{uuid.uuid4().hex[:8]}.part"
+            try:
+                beside.write_bytes(to_json(msgspec.to_builtins(made)))
+                os.replace(beside, out / "index.json")
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+            _remove(out, lambda name: name != "index.json" and (made.mark is None or not name.startswith(made.mark)))
     except BaseException:
         if out is not None and not is_longer:
             _remove(out, lambda name: index.mark is not None and name.startswith(index.mark))
@@ -209,21 +242,78 @@ def _made(folder: Path, out: Path | None, old: Index | None, progress: Progress 
     return made
 
 
+class _Column:
+    """One metric while rows are read: its values since the last flush, and the summary before that."""
+
+    def __init__(self, held: IndexedMetric) -> None:
+        self.held = held
+        self.values, self.stretches = array("d"), array("q")
+
+    def take(self, values: Sequence[Any], first_row: int) -> None:
+        """Values of consecutive rows. What is no number is absent."""
+        try:
+            numbers, is_whole = array("d", values), all(map(_is_whole, values))
+            self._add(numbers, first_row)
+        except (TypeError, OverflowError):  # a NaN by its name, a null, a huge whole number
+            is_whole = True
+            for offset, value in enumerate(values):
+                if (number := number_of(value)) is not None:
+                    is_whole = is_whole and _is_whole(value)
+                    self._add(array("d", [number]), first_row + offset)
+        if not is_whole and self.held.summary.is_whole:
+            self.held.summary = replace(self.held.summary, is_whole=False)
+
+    def _add(self, numbers: array[float], first_row: int) -> None:
+        if self.stretches and self.stretches[-1] == first_row:
+            self.stretches[-1] += len(numbers)
+        else:
+            self.stretches.extend((first_row, first_row + len(numbers)))
+        self.values.extend(numbers)
+
+    def sum_up(self, steps: array[int], first_row: int) -> None:
+        """Adds what was gathered to the summary, and begins anew. `steps` are those of all rows from `first_row` on."""
+        old, values = self.held.summary, self.values
+
+        def step_of(at: int) -> int:
+            for start, stop in zip(self.stretches[::2], self.stretches[1::2]):
+                if at < stop - start:
+                    return steps[start + at - first_row]
+                at -= stop - start
+            raise IndexError(at)
+
+        finite = values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
+        new = replace(
+            old,
+            count=old.count + len(values),
+            last=values[-1],
+            last_step=steps[self.stretches[-1] - 1 - first_row],
+            num_non_finite=old.num_non_finite + len(values) - len(finite),
+        )
+        if finite:
+            low, high = min(finite), max(finite)
+            if new.min is None or low < new.min:
+                new = replace(new, min=low, min_step=step_of(values.index(low)))
+            if new.max is None or high > new.max:
+                new = replace(new, max=high, max_step=step_of(values.index(high)))
+        self.held.summary = new
+        self.held.num_stretches += len(self.stretches) // 2
+        self.values, self.stretches = array("d"), array("q")
+
+
 class _Builder:
-    """Takes rows, gives an Index; with `out` it also appends the values to its files."""
+    """Reads rows into columns; with `out` it also appends the values to its files."""
 
     def __init__(self, index: Index, out: Path | None) -> None:
-        self._index, self._out = index, out
-        self.columns = {name: Column(held) for name, held in index.metrics.items()}
+        self._mark, self._out = index.mark, out
+        self.columns = {name: _Column(held) for name, held in index.metrics.items()}
+        self.num_rows, self.broken = index.num_rows, index.broken
         self._steps = array("q")  # of the rows of this chunk
-        self.num_rows = index.num_rows
-        self.broken = index.broken
         self._keys: tuple[str, ...] = ()
         self._block: list[Any] = []  # consecutive rows of the same keys
         self.end_byte, self.has_rows = 0, False
         if out is not None:  # removes what an earlier extension wrote before it was killed
             for name, num_bytes in _sizes(index).items():
-                os.truncate(self._file(name), num_bytes)
+                os.truncate(out / f"{index.mark}.{name}", num_bytes)
 
     def read(self, path: Path, start: int, stop: int, end: int | None) -> Iterator[int]:
         """Takes the rows between two bytes whose step is below `end`; yields where it stands after each chunk."""
@@ -259,41 +349,42 @@ class _Builder:
     def _close_block(self) -> None:
         if not self._block:
             return
-        first = self.num_rows + len(self._steps)
+        first_row = self.num_rows + len(self._steps)
         for name, values in zip(self._keys, zip(*self._block)):
             if name == "step":
-                self._steps.extend(array("q", values))
+                self._steps.extend(values)
                 continue
-            column = self.columns.get(name)
-            if column is None:
-                column = self.columns[name] = Column(IndexedMetric(Summary(), len(self.columns), 0))
-            column.take(values, first)
+            if name not in self.columns:
+                self.columns[name] = _Column(IndexedMetric(Summary(), len(self.columns), 0))
+            self.columns[name].take(values, first_row)
         self._block = []
 
     def _flush(self) -> None:
         self._close_block()
         if self._out is not None:
-            _append(self._file("step"), self._steps)
+            _append(self._out / f"{self._mark}.step", self._steps)
         for column in self.columns.values():
             if column.values:
                 if self._out is not None:
-                    _append(self._file(f"{column.held.number}.f8"), column.values)
-                    _append(self._file(f"{column.held.number}.rows"), column.stretches)
+                    _append(self._out / f"{self._mark}.{column.held.number}.f8", column.values)
+                    _append(self._out / f"{self._mark}.{column.held.number}.rows", column.stretches)
                 column.sum_up(self._steps, self.num_rows)
         self.num_rows += len(self._steps)
         self._steps = array("q")
 
-    def _file(self, name: str) -> Path:
-        assert self._out is not None
-        return self._out / f"{self._index.mark}.{name}"
+
+def _append(path: Path, numbers: array[Any]) -> None:
+    with open(path, "ab") as file:
+        numbers.tofile(file)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_EXACT <= value <= _EXACT
 
 
 def _stat(folder: Path) -> list[Part]:
-    parts = []
-    for number, path in segments(folder):
-        stat = path.stat()
-        parts.append(Part(number, stat.st_size, stat.st_mtime_ns))
-    return parts
+    stats = [(number, path.stat()) for number, path in segments(folder)]
+    return [Part(number, stat.st_size, stat.st_mtime_ns) for number, stat in stats]
 
 
 def _first_line(path: Path) -> int:
@@ -306,7 +397,7 @@ def _is_fresh(index: Index, parts: Sequence[Part]) -> bool:
 
 
 def _is_extension(index: Index, parts: Sequence[Part], folder: Path) -> bool:
-    """Whether only the last segment differs, and by what was appended to it."""
+    """Whether rows were appended to the last segment, and nothing else has changed."""
     if not index.parts or [p[:3] for p in index.parts[:-1]] != [p[:3] for p in parts[:-1]]:
         return False
     old, new = index.parts[-1], parts[-1]
@@ -333,25 +424,12 @@ def _load(out: Path) -> Index | None:
 
 
 def _sizes(index: Index) -> dict[str, int]:
+    """Bytes of each file that is not empty, by its name after the mark."""
     sizes = {"step": index.num_rows * 8}
     for held in index.metrics.values():
         sizes[f"{held.number}.f8"] = held.summary.count * 8
         sizes[f"{held.number}.rows"] = held.num_stretches * 16
     return {name: num_bytes for name, num_bytes in sizes.items() if num_bytes}
-
-
-def _store(out: Path, index: Index) -> None:
-    """The files first, the index last. An index alone is not synced: a torn one is made again."""
-    for name in _sizes(index) if index.mark is not None else ():
-        sync(out / f"{index.mark}.{name}")
-    beside = out / f".index.{uuid.uuid4().hex[:8]}.part"
-    try:
-        beside.write_bytes(to_json(msgspec.to_builtins(index)))
-        os.replace(beside, out / "index.json")
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _remove(out, lambda name: name != "index.json" and (index.mark is None or not name.startswith(index.mark)))
 
 
 def _remove(out: Path, is_old: Callable[[str], bool]) -> None:
@@ -361,6 +439,4 @@ def _remove(out: Path, is_old: Callable[[str], bool]) -> None:
                 os.unlink(out / name)
 
 
-def _append(path: Path, numbers: array[Any]) -> None:
-    with open(path, "ab") as file:
-        numbers.tofile(file)
+_DECODER = msgspec.json.Decoder(Index)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.errors import RunError
+from rung.runs.columns import Summary
 from rung.runs.query import Run, list_runs, nearest
-from rung.runs.summary import Summary
 
 USUAL = ("status", "step", "best", "best_step", "parent", "why", "verdict", "tags", "seed", "created")
 _OPERATOR = re.compile(r"(!=|<=|>=|=|<|>|~)")

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rung.errors import RunError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rung.runs.query import Run
 
 KINDS = ("pandas", "polars")
@@ -54,20 +52,17 @@ def frame(run: Run, names: Sequence[str] | None, kind: str | None, what_for: str
         is_whole = summary[name].is_whole and len(rows) == summary[name].count
         values = np.zeros(num_rows, np.int64 if is_whole else np.float64)
         values[rows] = found
-        absent = np.ones(num_rows, bool)
-        absent[rows] = False
-        columns[name] = _nullable(library, values[kept], absent[kept])
+        is_absent = np.ones(num_rows, bool)
+        is_absent[rows] = False
+        column, absent = values[kept], is_absent[kept]
+        if not absent.any():
+            columns[name] = column
+        elif library.__name__ == "polars":
+            columns[name] = library.Series(column).scatter(absent.nonzero()[0], None)
+        else:
+            nullable = library.arrays.IntegerArray if is_whole else library.arrays.FloatingArray
+            columns[name] = nullable(column, absent)
     return library.DataFrame(columns)
-
-
-def _nullable(library: Any, values: np.ndarray, absent: np.ndarray) -> Any:
-    """A column with null where a value is absent."""
-    if not absent.any():
-        return values
-    if library.__name__ == "polars":
-        return library.Series(values).scatter(absent.nonzero()[0], None)
-    of_kind = library.arrays.IntegerArray if values.dtype.kind == "i" else library.arrays.FloatingArray
-    return of_kind(values, absent)
 
 
 def frames(runs: Sequence[Run], names: Sequence[str] | None, kind: str | None) -> Any:

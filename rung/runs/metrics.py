@@ -1,9 +1,15 @@
-"""The rows of a run: what each step measured.
+"""The rows of a run, what each step measured; and its tables, numbers per layer.
 
 A row is one JSON line, `{"step": t, "unix_s": ..., name: value, ...}`, appended by one unbuffered write, so kill -9
 loses nothing that was logged. Row t describes batch t on state t, or an eval of state t. Each attempt of a run writes
 its own segment, 000.ndjson, 001.ndjson and so on. A resume repeats some steps: rows of an earlier segment from the
 first step of a later one on are superseded, and no reader here shows them.
+
+A table is a row of lists, one number per layer or tensor, for some steps only; segments of tables supersede each other
+as those of the metrics do:
+
+    tables/<segment>.ndjson   {"kind": "tensors", "names": [...]}                     once, and when the names change
+                              {"kind": "tensors", "step": 40, "grad": [...], ...}     one number per name
 """
 
 from __future__ import annotations
@@ -19,10 +25,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rung.runs.files import NON_FINITE, LineFile, name_of, read_lines
+from rung.runs.files import NON_FINITE, LineFile, from_json, name_of, read_lines, to_json
 
 Number = float | int
-Cursor = tuple[int, int]  # segment and byte offset
 _SEGMENT = re.compile(r"^(\d+)\.ndjson$")
 _ODD = re.compile(r'[\x00-\x1f"\\]')
 _TAIL_BYTES = 1 << 16  # rows of 30 values take about 1 kB
@@ -37,7 +42,7 @@ class MetricsWriter(LineFile):
         self._encode = msgspec.json.Encoder().encode
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
-        """One row, out of this process when it returns."""
+        """Writes one row; the system has it when this returns."""
         assert "step" not in values and "unix_s" not in values, "step and unix_s are written here"  # noqa: PT018
         row: dict[str, Any] = {"step": step, "unix_s": time.time(), **values}
         try:
@@ -123,7 +128,7 @@ def read_columns(
 
 
 def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None) -> Iterator[tuple[Any, ...]]:
-    """Of every row that counts its step and the values of `names`, None where it has none; a row at a time."""
+    """Yields the step and the values of `names` for every row that counts; None where a row has no such value."""
     wanted = ("step", *names)
     if any(_ODD.search(name) for name in wanted) or len(set(wanted)) != len(wanted):  # msgspec has no such fields
         for row in read_rows(folder, faults):
@@ -156,25 +161,6 @@ def superseded_rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def tail(folder: Path, cursor: Cursor = (0, 0)) -> tuple[list[dict[str, Any]], Cursor]:
-    """The rows that were appended since `cursor`, and the next cursor; for a page that follows a running run.
-
-    Each row also says its `segment`: the first row of a new one supersedes what was shown from its step on.
-    """
-    rows: list[dict[str, Any]] = []
-    for number, path in segments(folder):
-        if number < cursor[0]:
-            continue
-        offset = cursor[1] if number == cursor[0] else 0
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        rows += [{**row, "segment": number} for row in _rows(whole.splitlines())]
-        cursor = (number, offset + len(whole))
-    return rows, cursor
-
-
 def last_row(folder: Path) -> dict[str, Any] | None:
     """The newest row, read from the end of the file: what `rung ls` can afford for each running run."""
     found = (last_row_of(path, path.stat().st_size) for _, path in reversed(segments(folder)))
@@ -182,7 +168,7 @@ def last_row(folder: Path) -> dict[str, Any] | None:
 
 
 def last_row_of(path: Path, end: int, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
-    """The last row of a segment before byte `end`, as far as it lies in so many last bytes."""
+    """The last row of a segment before byte `end`; looks at the last `tail_bytes` only."""
     with open(path, "rb") as file:
         file.seek(max(0, end - tail_bytes))
         data = file.read(min(end, tail_bytes))
@@ -197,12 +183,24 @@ def is_step(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
+def number_of(value: Any) -> float | None:
+    """A value of a row as a float; None where it is not a number."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _float(value: Any) -> Any:
     return NON_FINITE.get(value, value) if type(value) is str else value
 
 
 def _rows(lines: Iterable[bytes], faults: Faults | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of some lines; what is no row is left out and counted."""
+    """Decodes lines into rows; skips and counts what is not a row."""
     for line in lines:
         try:
             row = ROW.decode(line)
@@ -225,3 +223,54 @@ def spans(folder: Path) -> list[tuple[Path, int | None]]:
         if first is not None:
             end = first if end is None else min(first, end)
     return spans[::-1]
+
+
+class TablesWriter:
+    """Appends tables to one segment; what their columns mean is the engine's business."""
+
+    def __init__(self, folder: Path, segment: int) -> None:
+        self._path = folder / f"{segment:03d}.ndjson"
+        self._file: LineFile | None = None
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
+        if self._file is None:  # most short runs have none
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = LineFile(self._path)
+        if self._names.get(kind) != list(names):
+            self._names[kind] = list(names)
+            self._file.append(to_json({"kind": kind, "names": names}) + b"\n")
+        # Six digits are enough of a norm, and a third of the bytes.
+        short = {
+            name: [float(f"{value:.6g}") if math.isfinite(value) else value for value in values]
+            for name, values in columns.items()
+        }
+        self._file.append(to_json({"kind": kind, "step": step, **short}) + b"\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """kind -> [{"step", "names", column: [..]}], in order of steps; what a later segment did again replaces it."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for _, path in segments(folder):
+        names: dict[str, list[str]] = {}
+        has_begun: set[str] = set()
+        for line in read_lines(path):
+            try:
+                row = from_json(line)
+                kind = row.pop("kind")
+                if "step" not in row:
+                    names[kind] = row["names"]
+                    continue
+                step = int(row["step"])
+                kept = found.setdefault(kind, {})
+                if kind not in has_begun:  # the first of a segment: what lies beyond was undone
+                    has_begun.add(kind)
+                    found[kind] = kept = {at: old for at, old in kept.items() if at < step}
+                kept[step] = {"names": names[kind], **row}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a broken line
+    return {kind: [rows[step] for step in sorted(rows)] for kind, rows in found.items()}

@@ -1,24 +1,32 @@
-"""The code of a run, exactly as it was: committed or not, tracked or not.
+"""The code of a run, exactly as it was, committed or not, tracked or not; and what it ran on.
 
 Inside git the whole working tree becomes a commit under refs/rung/<uid of the run>, made with an index of its own: the
 user's index, branch and status stay as they were. Large untracked files and those that look like secrets stay out, and
 are listed. Outside git it is an archive of the source-like files; the same files give the same bytes, so two archives
 can be compared by hash. A snapshot that fails never ends a run: the reason is under `warning`.
+
+Nothing is imported to describe the environment: versions come from the packages' metadata, GPUs from nvidia-smi, and
+what only torch can know is handed in as `device`. The variables of the process are never stored: people keep their
+secrets there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import gzip
 import hashlib
 import io
 import os
+import platform
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +37,7 @@ _UNTRACKED_TOTAL_BYTES = 200_000_000
 _NUM_UNTRACKED = 5_000
 _NUM_LISTED = 200
 _GIT_TIMEOUT_S = 60.0
+_SMI_TIMEOUT_S = 5.0
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "credentials.json")
 _QUIET = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.safecrlf=false")
 _SOURCE_SUFFIXES = frozenset(
@@ -128,9 +137,16 @@ class WorkingTree:
             commit = head
         else:
             commit = self.ask("commit-tree", tree, *(["-p", head] if head else []), "-m", message)
+        # Creates the ref and never moves one: a copy of the run may have been resumed before, and has the same uid.
+        zeros, short = "0" * len(commit), f"{ref}-{commit[:12]}"
+        for name in (ref, short, *(f"{short}-{number}" for number in range(2, 10))):
+            if self.git("update-ref", "--no-deref", name, commit, zeros, check=False).returncode == 0:
+                break
+        else:
+            raise SnapshotError(f"git cannot create {ref}")
         return {
             "kind": "git",
-            "ref": self._make_ref(ref, commit),
+            "ref": name,
             "commit": commit,
             "tree": tree,  # equal trees are equal code, also where the repository is not at hand
             "head": head,
@@ -203,15 +219,6 @@ class WorkingTree:
         folders = [path.resolve() for path in exclude]
         return [f.relative_to(self.top).as_posix() for f in folders if f != self.top and f.is_relative_to(self.top)]
 
-    def _make_ref(self, ref: str, commit: str) -> str:
-        """Creates the ref and never moves one: a copy of the run may have been resumed before, and has the same uid."""
-        zeros = "0" * len(commit)
-        short = f"{ref}-{commit[:12]}"
-        for name in (ref, short, *(f"{short}-{number}" for number in range(2, 10))):
-            if self.git("update-ref", "--no-deref", name, commit, zeros, check=False).returncode == 0:
-                return name
-        raise SnapshotError(f"git cannot create {ref}")
-
 
 def _is_below(name: str, folders: Sequence[str]) -> bool:
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
@@ -256,7 +263,7 @@ def pack(root: Path, out: Path, exclude: Sequence[Path] = ()) -> dict[str, Any]:
         "file": out.name,
         "sha256": hashlib.sha256(data).hexdigest(),
         "num_files": num_files,
-        "left_out": left_out[:200],
+        "left_out": left_out[:_NUM_LISTED],
     }
 
 
@@ -280,3 +287,53 @@ def _sources(root: Path, exclude: Sequence[Path], left_out: list[str]) -> Iterat
             path = here / name
             if not name.startswith(".") and is_source(name) and path.is_file() and not path.is_symlink():
                 yield path
+
+
+def environment(device: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The contents of env.json: python, packages, processor, memory, GPUs and driver."""
+    cpu = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line for line in lines if line.startswith(("model name", "Model", "Hardware"))]
+        cpu = models[0].partition(":")[2].strip() if models else ""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory_bytes: int | None = None
+    with contextlib.suppress(ValueError, OSError):
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # No GPUs without nvidia-smi, or where it does not answer in time.
+    gpus: list[dict[str, str]] = []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True)
+        rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        gpus = [{"name": row[0], "driver": row[1], "memory": row[2]} for row in rows if len(row) == 3]
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": {"model": cpu or platform.processor() or platform.machine(), "count": os.cpu_count(), "usable": usable},
+        "memory_bytes": memory_bytes,
+        "gpus": gpus,
+        "device": device or {},
+        "rung_sha256": own_source(),
+        "packages": packages(),
+    }
+
+
+@functools.cache  # 60 ms for 64 packages, and they do not change under a process
+def packages() -> dict[str, str]:
+    """Every installed distribution, by name."""
+    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+@functools.cache  # 12 ms, and the code that runs was read before
+def own_source() -> str:
+    """A hash of rung's own modules: a checkout that is being worked on has one version and many states."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        with contextlib.suppress(OSError):
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.errors import CheckpointError, RunError
-from rung.runs.columns import Arrays, Progress, read_arrays, read_lists, read_series, summaries
+from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries
 from rung.runs.files import from_json, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.process import Liveness
 from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
 from rung.runs.renamed import current_config, current_sources
-from rung.runs.summary import Summary
 
 if TYPE_CHECKING:
     from rung.runs.series import Series
@@ -98,8 +97,7 @@ class Run:
     @property
     def best(self) -> dict[str, Any] | None:
         """step, set, loss and checkpoint of the best eval."""
-        best = self.document.get("best")
-        return best if isinstance(best, dict) else None
+        return self.document.get("best")
 
     @property
     def step(self) -> int | None:
@@ -108,12 +106,39 @@ class Run:
         if self.document.get("status") == "running":
             row = last_row(self.path / "metrics")
             last = last if row is None else row["step"]
-        return None if last is None else int(last)
+        return last
 
     def config(self, keep: bool = False) -> dict[str, Any]:
         """The resolved configuration, as a tree; with `keep` a quick copy of it is left for the next listing."""
-        if self._config is None:  # it is written once, before the first step
-            self._config = current_config(read_config(self.path, keep), self.document.get("recipe"))
+        if self._config is not None:  # it is written once, before the first step
+            return self._config
+        recipe, file, copy = self.document.get("recipe"), self.path / "config.yaml", self.path / ".config.json"
+        try:
+            stat = file.stat()
+            mark = [stat.st_size, stat.st_mtime_ns]
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found = read_json(copy)
+                if found["of"] == mark and isinstance(found["config"], dict):
+                    self._config = current_config(found["config"], recipe)
+                    return self._config
+            data = file.read_bytes()
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
+        import yaml  # type: ignore[import-untyped]
+
+        try:
+            tree = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            to_json(tree)  # raises where an alias leads into itself: walking such a tree never ends
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            message = f"{file} cannot be read: {' '.join(str(error).split())}."
+            raise RunError(message, code="run-damaged") from error
+        tree = tree if isinstance(tree, dict) else {}
+        if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
+            with contextlib.suppress(OSError):
+                beside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
+                beside.write_bytes(data)
+                os.replace(beside, copy)
+        self._config = current_config(tree, recipe)
         return self._config
 
     def sources(self) -> dict[str, str]:
@@ -145,12 +170,12 @@ class Run:
         return kept
 
     def environment(self) -> dict[str, Any]:
-        """Of the last attempt."""
+        """env.json of the last attempt."""
         parts = self.document.get("segments") or [{}]
         return self._json(parts[-1].get("env") or "env.json")
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """Everything that happened, in order, also what a resume did again; broken lines are skipped."""
+        """Everything that happened, in order, including what a resume repeated; skips broken lines."""
         file = self.path / "events.ndjson"
         try:
             for line in read_lines(file):
@@ -274,26 +299,55 @@ class Run:
 
 
 def root_of(root: Path | str | None = None) -> Path:
-    """The folder of the runs: as given, else $RUNG_RUNS, else ./runs."""
+    """The runs folder: as given, else $RUNG_RUNS, else ./runs."""
     return Path(root if root is not None else os.environ.get("RUNG_RUNS") or "runs")
 
 
 def open_run(ref: str | Path, root: Path) -> Run:
     """The run of "piano/7", "piano" or "piano/last" (the latest), "piano/best" (lowest best loss), or of a path."""
     match = _REF.fullmatch(str(ref)) if isinstance(ref, str) else None
-    if match and (root / match[1]).is_dir():
-        run = _in_experiment(root, match[1], match[2] or "last")
-        _follow_moves([run], root)
-        return run
-    path = Path(ref).expanduser()
-    if (path / "run.json").is_file():
-        run = Run(path.resolve(), read_document(path))
-        if run.id == f"{run.path.parent.name}/{run.path.name}":  # else it does not lie in a runs folder
-            _follow_moves([run], run.path.parent.parent)
-        return run
-    if match is None and path.exists():
-        raise RunError(f"{path} is not a run: it has no run.json.", code="no-run")
-    raise _unknown(str(ref), root)
+    if not match or not (root / match[1]).is_dir():
+        path = Path(ref).expanduser()
+        if (path / "run.json").is_file():
+            run = Run(path.resolve(), read_document(path))
+            if run.id == f"{run.path.parent.name}/{run.path.name}":  # else it does not lie in a runs folder
+                _follow_moves([run], run.path.parent.parent)
+            return run
+        if match is None and path.exists():
+            raise RunError(f"{path} is not a run: it has no run.json.", code="no-run")
+        raise _unknown(str(ref), root)
+
+    experiment, which = match[1], match[2] or "last"
+    if which == "best":
+        losses = {run: (run.best or {}).get("loss") for run in list_runs(root, experiment, [])}
+        finite = {run: loss for run, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)}
+        if not finite:
+            message = f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment})."
+            raise RunError(message, code="no-run")
+        return min(finite, key=lambda run: finite[run])
+    numbers = numbers_in(root / experiment)
+    for number in reversed(numbers) if which == "last" else [int(which)]:
+        path = root / experiment / str(number)
+        if (path / "run.json").is_file():
+            run = Run(path, read_document(path))
+            _follow_moves([run], root)
+            return run
+
+    # There is none; perhaps `rung mv` gave it another name.
+    wanted = experiment if which == "last" else f"{experiment}/{int(which)}"
+    moved = None
+    for run in list_runs(root, problems=[]):
+        if any(wanted in (old, old.rpartition("/")[0]) for old in former_ids(run.document)):
+            moved = run.id
+    if moved is not None:
+        message = f"{experiment}/{which} is now {moved}: it was moved."
+        if which == "last":
+            message = f"the runs of {experiment} were moved, one of them to {moved} (rung ls lists all)."
+        raise RunError(message, code="run-moved")
+    if which == "last":
+        raise RunError(f"{experiment} has no runs under {root} yet.", code="no-run")
+    there = f"runs {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"run {numbers[0]}" if numbers else "no runs"
+    raise RunError(f"there is no {experiment}/{which}; {experiment} has {there} (rung ls {experiment}).", code="no-run")
 
 
 def ref(path: Path, run_id: str) -> str:
@@ -333,7 +387,7 @@ def is_same_run(run: Run, uid: str | None) -> bool:
 
 
 def _follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None:
-    """Makes each run name its parent, and the base of its A/B, as they are called now.
+    """Updates the parent of each run, and the base of its A/B, to the ids they have now.
 
     run.json holds the uid of the other run beside its id of that time. Runs of an older rung hold the id alone; a run
     that was moved since still knows that it had it. All runs are read only where a run is not where its id says.
@@ -363,79 +417,14 @@ def experiments(root: Path) -> list[str]:
     return [path.name for path in _folders(root) if not path.name.startswith(".") and numbers_in(path)]
 
 
-def read_config(path: Path, keep: bool = False) -> dict[str, Any]:
-    """config.yaml of a run, out of its quick copy where that is of this file."""
-    file, copy = path / "config.yaml", path / ".config.json"
-    try:
-        stat = file.stat()
-        mark = [stat.st_size, stat.st_mtime_ns]
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = read_json(copy)
-            if found["of"] == mark and isinstance(found["config"], dict):
-                return found["config"]
-        data = file.read_bytes()
-    except OSError as error:
-        raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        tree = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        to_json(tree)  # raises where an alias leads into itself: walking such a tree never ends
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        message = f"{file} cannot be read: {' '.join(str(error).split())}."
-        raise RunError(message, code="run-damaged") from error
-    tree = tree if isinstance(tree, dict) else {}
-    if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
-        with contextlib.suppress(OSError):
-            beside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
-            beside.write_bytes(data)
-            os.replace(beside, copy)
-    return tree
-
-
 def nearest(name: str, known: Sequence[str]) -> str:
-    """What somebody may have meant: the end of a sentence."""
+    """Ends a sentence with what somebody may have meant."""
     if not known:
         return "there are none."
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [k for k in known if name and name in k][:3]
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else '.'}"
-
-
-def _in_experiment(root: Path, experiment: str, which: str) -> Run:
-    numbers = numbers_in(root / experiment)
-    if which == "best":
-        losses = {run: (run.best or {}).get("loss") for run in list_runs(root, experiment, [])}
-        finite = {run: loss for run, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)}
-        if not finite:
-            message = f"no run of {experiment} has a finite eval loss yet; name one by number (rung ls {experiment})."
-            raise RunError(message, code="no-run")
-        return min(finite, key=lambda run: finite[run])
-    for number in reversed(numbers) if which == "last" else [int(which)]:
-        path = root / experiment / str(number)
-        if (path / "run.json").is_file():
-            return Run(path, read_document(path))
-    if which == "last":
-        moved = now_called(root, experiment)
-        if moved is not None:
-            message = f"the runs of {experiment} were moved, one of them to {moved} (rung ls lists all)."
-            raise RunError(message, code="run-moved")
-        raise RunError(f"{experiment} has no runs under {root} yet.", code="no-run")
-    moved = now_called(root, f"{experiment}/{int(which)}")
-    if moved is not None:
-        raise RunError(f"{experiment}/{which} is now {moved}: it was moved.", code="run-moved")
-    there = f"runs {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"run {numbers[0]}" if numbers else "no runs"
-    raise RunError(f"there is no {experiment}/{which}; {experiment} has {there} (rung ls {experiment}).", code="no-run")
-
-
-def now_called(root: Path, name: str) -> str | None:
-    """The id of the run that had this one before `rung mv`, or for an experiment that of one of its runs."""
-    found = None
-    for run in list_runs(root, problems=[]):
-        if any(name in (old, old.rpartition("/")[0]) for old in former_ids(run.document)):
-            found = run.id
-    return found
 
 
 def _unknown(ref: str, root: Path) -> RunError:

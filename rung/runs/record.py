@@ -22,12 +22,10 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
-from rung.runs.environment import environment, version_of
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
-from rung.runs.metrics import MetricsWriter, Number, last_row, next_segment
+from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
-from rung.runs.provenance import snapshot
-from rung.runs.tables import TablesWriter
+from rung.runs.provenance import environment, packages, snapshot
 
 SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
@@ -111,7 +109,7 @@ class Record:
             uid, run_id = uuid.uuid4().hex, f"{experiment}/{number}"
             code = _code(path, uid, run_id, root, code_root)
             process, now = this_process(), utc_now()
-            versions = {"rung": __version__, "python": platform.python_version(), "torch": version_of("torch")}
+            versions = {"rung": __version__, "python": platform.python_version(), "torch": packages().get("torch")}
             document = {
                 "schema": SCHEMA,
                 "uid": uid,  # the same wherever the folder is copied or moved to
@@ -193,7 +191,7 @@ class Record:
             follower.row(step, values)
 
     def table(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
-        """Numbers per layer at a step; see tables.py."""
+        """Numbers per layer at a step; see metrics.py."""
         self._tables.add(kind, step, names, columns)
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
@@ -345,7 +343,7 @@ def liveness_of(path: Path, document: Mapping[str, Any]) -> Liveness:
 
 
 def check_name(experiment: str) -> None:
-    """A name has to work as a folder, in a git ref and on the command line."""
+    """Raises RunError for a name that would not work as a folder, in a git ref and on the command line."""
     if not _NAME.fullmatch(experiment) or ".." in experiment or experiment.endswith((".", ".lock")):
         raise RunError(
             f"{experiment!r} cannot name an experiment; use up to 100 letters, digits, '.', '_' and '-', "
@@ -391,7 +389,7 @@ def claimed(root: Path, experiment: str) -> Iterator[Path]:
 
 
 def last_number(experiment: Path) -> int:
-    """The highest number that an experiment ever gave."""
+    """The highest number that an experiment has ever used."""
     given = [int(name) for name in os.listdir(experiment) if name.isdecimal()] if experiment.is_dir() else []
     with contextlib.suppress(OSError, ValueError):
         given.append(int((experiment / COUNTER).read_text()))
@@ -399,7 +397,7 @@ def last_number(experiment: Path) -> int:
 
 
 def reserve_number(experiment: Path, number: int) -> None:
-    """From now on the experiment gives higher numbers only. The caller holds the lock of the folder."""
+    """From now on the experiment only uses higher numbers. The caller holds the lock of the folder."""
     write_whole(experiment / COUNTER, f"{max(last_number(experiment), number)}\n".encode())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -17,10 +17,26 @@ from rung.errors import RunError
 from rung.runs.fields import code_of, leaves, summary_of, verdict_word
 from rung.runs.files import to_json
 from rung.runs.frames import need
+from rung.runs.metrics import number_of
 from rung.runs.query import Run
-from rung.runs.summary import number_of
 
-Rows = Iterator[tuple[Any, ...]]
+# Table -> column -> type of DuckDB; `metrics` has a column for each metric of the runs besides.
+TABLES = {
+    name: dict(column.split() for column in columns.split(","))
+    for name, columns in {
+        "runs": "id VARCHAR, experiment VARCHAR, number BIGINT, status VARCHAR, parent VARCHAR, why VARCHAR, "
+        "verdict VARCHAR, verdict_text VARCHAR, recipe VARCHAR, preset VARCHAR, seed BIGINT, tags VARCHAR[], "
+        "created TIMESTAMP, ended TIMESTAMP, step BIGINT, best_loss DOUBLE, best_step BIGINT, best_set VARCHAR, "
+        "parameters BIGINT, device VARCHAR, host VARCHAR, reason VARCHAR, code VARCHAR, ab VARCHAR, arm VARCHAR, "
+        "path VARCHAR, json VARCHAR",
+        "config": "run VARCHAR, key VARCHAR, value VARCHAR, number DOUBLE, source VARCHAR",
+        "summaries": "run VARCHAR, name VARCHAR, count BIGINT, last DOUBLE, last_step BIGINT, min DOUBLE, "
+        "min_step BIGINT, max DOUBLE, max_step BIGINT, num_non_finite BIGINT",
+        "evals": "run VARCHAR, step BIGINT, set VARCHAR, name VARCHAR, value DOUBLE",
+        "events": "run VARCHAR, kind VARCHAR, step BIGINT, unix_s DOUBLE, text VARCHAR, json VARCHAR",
+        "notes": "run VARCHAR, unix_s DOUBLE, text VARCHAR",
+    }.items()
+}
 
 
 class Answer(NamedTuple):
@@ -28,15 +44,8 @@ class Answer(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class SqlTable(NamedTuple):
-    """A table other than metrics: column -> type of DuckDB, and what fills it."""
-
-    columns: dict[str, str]
-    rows_of: Callable[[Run], Rows]
-
-
 def ask(query: str, runs: Sequence[Run]) -> Answer:
-    """What DuckDB answers; RunError with its message where it refuses."""
+    """Runs the query; raises RunError with DuckDB's message where it refuses."""
     duckdb, arrow = need("duckdb", "rung sql"), need("pyarrow", "rung sql")
     connection = duckdb.connect(":memory:")
     try:
@@ -77,11 +86,11 @@ def ask(query: str, runs: Sequence[Run]) -> Answer:
 def tables_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
     """Table -> column -> type."""
     metrics = {"run": "VARCHAR", "step": "BIGINT", **dict.fromkeys(_metric_names(runs), "DOUBLE")}
-    return {**{name: table.columns for name, table in TABLES.items()}, "metrics": metrics}
+    return {**TABLES, "metrics": metrics}
 
 
 def _columns_read(connection: Any, query: str) -> set[str]:
-    """The columns of all tables that a query reads, out of its plan: nothing else of DuckDB may simplify it."""
+    """The columns that a query reads, from its plan; all other optimizers are off, or they would hide some."""
     others = [name for (name,) in connection.execute("select name from duckdb_optimizers()").fetchall()]
     others.remove("unused_columns")
     connection.execute(f"set disabled_optimizers='{','.join(others)}'")
@@ -91,20 +100,21 @@ def _columns_read(connection: Any, query: str) -> set[str]:
         plan = "[]"
     finally:
         connection.execute("set disabled_optimizers=''")
-    return set(_scanned(json.loads(plan)))
+    found: set[str] = set()
 
-
-def _scanned(nodes: Sequence[Any]) -> Iterator[str]:
-    for node in nodes:
+    def collect(node: dict[str, Any]) -> dict[str, Any]:
         if "ARROW_SCAN" in str(node.get("name")):
-            found = (node.get("extra_info") or {}).get("Projections") or []
-            yield from found.split("\n") if isinstance(found, str) else found
-            yield ""  # read, even if no column of it is
-        yield from _scanned(node.get("children") or [])
+            columns = (node.get("extra_info") or {}).get("Projections") or []
+            found.update(columns.split("\n") if isinstance(columns, str) else columns)
+            found.add("")  # it is read, even if no column of it is
+        return node
+
+    json.loads(plan, object_hook=collect)
+    return found
 
 
 def _metric_names(runs: Sequence[Run]) -> list[str]:
-    """Every metric of these runs. DuckDB takes names that differ in case alone for one: the first stands for both."""
+    """Every metric of these runs. To DuckDB, names that differ only in case are one: the first stands for both."""
     found: dict[str, str] = {}
     for run in runs:
         for name in summary_of(run):
@@ -141,11 +151,11 @@ def _table(arrow: Any, name: str, runs: Sequence[Run]) -> Any:
         "VARCHAR": arrow.string(), "BIGINT": arrow.int64(), "DOUBLE": arrow.float64(),
         "TIMESTAMP": arrow.timestamp("ms"), "VARCHAR[]": arrow.list_(arrow.string()),
     }  # fmt: skip
-    schema = arrow.schema([(column, types[kind]) for column, kind in TABLES[name].columns.items()])
+    schema = arrow.schema([(column, types[kind]) for column, kind in TABLES[name].items()])
     rows = []
     for run in runs:
         try:
-            rows += list(TABLES[name].rows_of(run))
+            rows += list(_rows(name, run))
         except RunError:
             continue  # a damaged file: `rung show` says which
     columns: list[Sequence[Any]] = list(zip(*rows)) if rows else [[] for _ in schema]
@@ -168,85 +178,46 @@ def _moment(value: Any) -> datetime | None:
         return None
 
 
-def _runs(run: Run) -> Rows:
-    doc, best = run.document, run.best or {}
-    derived, verdict = doc.get("derived") or {}, doc.get("verdict")
-    ab = doc["ab"] if isinstance(doc.get("ab"), dict) else {}
-    yield (
-        run.id, _text(doc.get("experiment")), _whole(doc.get("number")), run.status, _text(doc.get("parent")),
-        _text(doc.get("why")), verdict_word(run),
-        _text(verdict.get("text")) if isinstance(verdict, dict) else None,
-        _text(doc.get("recipe")), _text(doc.get("preset")), _whole(doc.get("seed")),
-        [str(tag) for tag in doc.get("tags") or []], _moment(doc.get("created")), _moment(doc.get("ended")),
-        _whole(run.step), number_of(best.get("loss")), _whole(best.get("step")), _text(best.get("set")),
-        _whole(derived.get("parameters")), _text(derived.get("device")), _text((doc.get("process") or {}).get("host")),
-        _text(doc.get("reason")), code_of(run), _text(ab.get("id")), _text(ab.get("arm")), str(run.path),
-        to_json(doc).decode(),
-    )  # fmt: skip
-
-
-def _config(run: Run) -> Rows:
-    sources = run.sources()
-    for key, value in leaves(run.config()):
-        text = value if isinstance(value, str) else to_json(value).decode().strip('"')
-        try:
-            number = None if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = None
-        yield run.id, key, text, number, _text(sources.get(key))
-
-
-def _evals(run: Run) -> Rows:
-    for event in run.evals():
-        for name, value in event.items():
-            number = number_of(value) if name not in ("step", "set") else None
-            if number is not None:
-                yield run.id, event["step"], str(event["set"]), name, number
-
-
-def _events(run: Run) -> Rows:
-    for event in run.events():
-        text = event.get("text")
-        moment = number_of(event.get("unix_s"))
-        yield run.id, _text(event.get("kind")), _whole(event.get("step")), moment, _text(text), to_json(event).decode()
-
-
-def _summaries(run: Run) -> Rows:
-    for name, s in run.summary().items():
-        yield run.id, name, s.count, s.last, s.last_step, s.min, s.min_step, s.max, s.max_step, s.num_non_finite
-
-
-def _notes(run: Run) -> Rows:
-    for note in run.notes():
-        yield run.id, number_of(note.get("unix_s")), _text(note.get("text"))
-
-
-def _columns(text: str) -> dict[str, str]:
-    return dict(column.split() for column in text.split(","))
-
-
-TABLES = {
-    "runs": SqlTable(
-        _columns(
-            "id VARCHAR, experiment VARCHAR, number BIGINT, status VARCHAR, parent VARCHAR, why VARCHAR, "
-            "verdict VARCHAR, verdict_text VARCHAR, recipe VARCHAR, preset VARCHAR, seed BIGINT, tags VARCHAR[], "
-            "created TIMESTAMP, ended TIMESTAMP, step BIGINT, best_loss DOUBLE, best_step BIGINT, best_set VARCHAR, "
-            "parameters BIGINT, device VARCHAR, host VARCHAR, reason VARCHAR, code VARCHAR, ab VARCHAR, arm VARCHAR, "
-            "path VARCHAR, json VARCHAR"
-        ),
-        _runs,
-    ),
-    "config": SqlTable(_columns("run VARCHAR, key VARCHAR, value VARCHAR, number DOUBLE, source VARCHAR"), _config),
-    "summaries": SqlTable(
-        _columns(
-            "run VARCHAR, name VARCHAR, count BIGINT, last DOUBLE, last_step BIGINT, min DOUBLE, min_step BIGINT, "
-            "max DOUBLE, max_step BIGINT, num_non_finite BIGINT"
-        ),
-        _summaries,
-    ),
-    "evals": SqlTable(_columns("run VARCHAR, step BIGINT, set VARCHAR, name VARCHAR, value DOUBLE"), _evals),
-    "events": SqlTable(
-        _columns("run VARCHAR, kind VARCHAR, step BIGINT, unix_s DOUBLE, text VARCHAR, json VARCHAR"), _events
-    ),
-    "notes": SqlTable(_columns("run VARCHAR, unix_s DOUBLE, text VARCHAR"), _notes),
-}
+def _rows(table: str, run: Run) -> Iterator[tuple[Any, ...]]:
+    """What a run adds to a table, in the order of its columns."""
+    if table == "runs":
+        doc, best = run.document, run.best or {}
+        derived, verdict = doc.get("derived") or {}, doc.get("verdict")
+        ab = doc.get("ab") or {}
+        yield (
+            run.id, _text(doc.get("experiment")), _whole(doc.get("number")), run.status, _text(doc.get("parent")),
+            _text(doc.get("why")), verdict_word(run),
+            _text(verdict.get("text")) if isinstance(verdict, dict) else None,
+            _text(doc.get("recipe")), _text(doc.get("preset")), _whole(doc.get("seed")),
+            [str(tag) for tag in doc.get("tags") or []], _moment(doc.get("created")), _moment(doc.get("ended")),
+            _whole(run.step), number_of(best.get("loss")), _whole(best.get("step")), _text(best.get("set")),
+            _whole(derived.get("parameters")), _text(derived.get("device")),
+            _text((doc.get("process") or {}).get("host")), _text(doc.get("reason")), code_of(run),
+            _text(ab.get("id")), _text(ab.get("arm")), str(run.path), to_json(doc).decode(),
+        )  # fmt: skip
+    elif table == "config":
+        sources = run.sources()
+        for key, value in leaves(run.config()):
+            text = value if isinstance(value, str) else to_json(value).decode().strip('"')
+            try:
+                number = None if isinstance(value, bool) else float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = None
+            yield run.id, key, text, number, _text(sources.get(key))
+    elif table == "summaries":
+        for name, s in run.summary().items():
+            yield run.id, name, s.count, s.last, s.last_step, s.min, s.min_step, s.max, s.max_step, s.num_non_finite
+    elif table == "evals":
+        for event in run.evals():
+            for name, value in event.items():
+                number = number_of(value) if name not in ("step", "set") else None
+                if number is not None:
+                    yield run.id, event["step"], str(event["set"]), name, number
+    elif table == "events":
+        for event in run.events():
+            kind, step, unix_s = _text(event.get("kind")), _whole(event.get("step")), number_of(event.get("unix_s"))
+            yield run.id, kind, step, unix_s, _text(event.get("text")), to_json(event).decode()
+    else:
+        assert table == "notes", table
+        for note in run.notes():
+            yield run.id, number_of(note.get("unix_s")), _text(note.get("text"))

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.runs.files import LineFile, to_json
-from rung.runs.metrics import MetricsWriter, next_segment
-from rung.runs.tables import TablesWriter
+from rung.runs.metrics import MetricsWriter, TablesWriter, next_segment
 
 if TYPE_CHECKING:
     from rung.doctor.history import History

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import rung
+from rung.runs.metrics import read_tables
 from rung.runs.query import open_run
-from rung.runs.tables import read_tables
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

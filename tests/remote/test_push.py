@@ -17,7 +17,7 @@ from rung.remote.bucket import Bucket, RemoteError, WriteConflict
 from rung.remote.manifest import read_manifest
 from rung.remote.pull import PullOptions, pull_data, pull_run
 from rung.remote.push import PushOptions, delete, push, push_run
-from rung.remote.snapshot import of_run, step_of
+from rung.remote.snapshot import snapshot_run, step_of
 from rung.runs.query import open_run
 from rung.runs.record import amend, append_event
 from tests.errors import raises_code
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_goes_while_we_look_is_left_out_or_whole(place: str, t
 
     run = finished(tmp_path / "runs", saves=(10, 20))
     bucket = Bucket(place, is_new=True)
-    with of_run(run, "all") as snapshot:
+    with snapshot_run(run, "all") as snapshot:
         shutil.rmtree(run.path / "checkpoints/00000010")
         push(bucket, snapshot)
     assert saved(bucket) == {10, 20}
@@ -340,7 +340,7 @@ def test_a_checkpoint_that_goes_while_we_look_is_left_out_or_whole(place: str, t
         "manifest.json", "model.safetensors", "optimizer.pt", "state.json",
     ]  # fmt: skip
     (run.path / "checkpoints/00000020/optimizer.pt").unlink()
-    with of_run(run, "all") as snapshot:
+    with snapshot_run(run, "all") as snapshot:
         assert not [entry for entry in snapshot.entries if step_of(entry.path) == 20]
 
 
@@ -376,7 +376,7 @@ def test_a_disk_without_links_is_copied_from(tmp_path: Path, monkeypatch: pytest
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    with of_run(run) as snapshot:
+    with snapshot_run(run) as snapshot:
         monkeypatch.undo()
         push(bucket, snapshot)
     pull_run(bucket, "piano/1", tmp_path / "back")
@@ -387,13 +387,13 @@ def test_a_name_that_is_not_utf8_is_one_sentence(tmp_path: Path) -> None:
     run = finished(tmp_path / "runs")
     with open(os.fsencode(run.path) + b"/samples/\xff.mid", "wb"):
         pass
-    with raises_code("bad-name"), of_run(run):
+    with raises_code("bad-name"), snapshot_run(run):
         pass
 
 
 def test_only_files_are_sent(tmp_path: Path) -> None:
     run, bucket = finished(tmp_path / "runs"), Bucket(str(tmp_path / "there"), is_new=True)
-    with of_run(run) as snapshot:
+    with snapshot_run(run) as snapshot:
         expected = {entry.path for entry in snapshot.entries}
     os.mkfifo(run.path / "pipe")
     (run.path / "nowhere").symlink_to("absent")
@@ -415,7 +415,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch:
         raise PermissionError(13, "Permission denied", str(file))
 
     monkeypatch.setattr(snapshots, "_hash", refuse)
-    with raises_code("cannot-read"), of_run(run):
+    with raises_code("cannot-read"), snapshot_run(run):
         pass
 
 

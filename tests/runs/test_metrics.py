@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.errors import RunError
-from rung.runs.metrics import Faults, MetricsWriter, last_row, next_segment, read_columns, read_rows, tail
+from rung.runs.metrics import Faults, MetricsWriter, last_row, next_segment, read_columns, read_rows
 from tests.errors import raises_code
 
 VALUES = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(2**63), 2**63 - 1)
@@ -108,26 +108,6 @@ def test_two_attempts_never_share_a_file(tmp_path: Path) -> None:
     MetricsWriter(tmp_path, 0).close()
     with pytest.raises(FileExistsError):
         MetricsWriter(tmp_path, 0)
-
-
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6))
-@settings(max_examples=30, deadline=None)
-def test_tail_gives_each_row_once_wherever_the_file_was_cut(cuts: list[int]) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(folder, 0, range(4))
-        whole = (folder / "000.ndjson").read_bytes()
-        seen, cursor = [], (0, 0)
-        for end in [*sorted(cut * len(whole) // 60 for cut in cuts), len(whole)]:
-            (folder / "000.ndjson").write_bytes(whole[:end])
-            rows, cursor = tail(folder, cursor)
-            seen += [row["step"] for row in rows]
-        write(folder, 1, range(2, 4))
-        rows, cursor = tail(folder, cursor)
-        assert seen == [0, 1, 2, 3]
-        assert [row["step"] for row in rows] == [2, 3]
-        assert [row["segment"] for row in rows] == [1, 1]
-        assert tail(folder, cursor) == ([], cursor)
 
 
 def test_last_row_reads_past_a_torn_line_and_an_empty_segment(tmp_path: Path) -> None:

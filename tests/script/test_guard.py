@@ -25,8 +25,7 @@ from torch import Tensor, nn
 import rung
 from rung.engine.signals import Arrived, Signals
 from rung.errors import CheckpointError, UserError
-from rung.runs.metrics import read_rows
-from rung.runs.tables import read_tables
+from rung.runs.metrics import read_rows, read_tables
 from rung.script import capture, pytree
 from rung.script.guard import ScriptGuard
 from tests.errors import raises_code

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rung
-from rung.runs.tables import read_tables
+from rung.runs.metrics import read_tables
 from rung.script.current import current
 from rung.script.run import OwnRun
 from rung.script.watch import TimeBudget

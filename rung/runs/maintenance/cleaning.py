@@ -18,17 +18,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.errors import RunError
 from rung.runs.files import locked, reason, writing
-from rung.runs.maintenance.dependents import InitialWeights, initial_weights, is_inside, manifests_below
 from rung.runs.maintenance.disk import freed_bytes, newest
-from rung.runs.maintenance.selection import RunState, all_states
-from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, trashed
+from rung.runs.maintenance.selection import all_states
+from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, initial_weights, is_inside, manifests_below, trashed
 from rung.runs.provenance import SnapshotError, WorkingTree
 from rung.runs.query import experiments, numbers_in
 from rung.runs.record import read_leniently
@@ -76,49 +75,52 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
     if not root.is_dir():
         return Plan(root)
     with writing(f"under {root}"), locked(root):
-        plan = _find(root, time.time() - days * DAY_S, aside, copies)
-        return _delete(plan) if is_real else plan
+        plan, before = Plan(root), time.time() - days * DAY_S
+        states, there = all_states(root), trashed(root)
+        old = [one for one in there if one.unix_s <= before]
+        half = [folder for folder in entries(root) if folder.name.startswith(GONE) or not (folder / RUN).exists()]
+        plan.items = [_item("trash", one.folder, one.id) for one in old]
+        plan.items += [_item("trash", folder, folder.name) for folder in half]
 
+        stay = [(state.path, state.document) for state in states]
+        stay += [(one.run, read_leniently(one.run)) for one in there if one not in old]
+        kept = {ref.ref for _, document in stay for ref in refs_of(document)}
+        named = {ref for item in plan.items for ref in refs_of(read_leniently(item.path / RUN))}
+        plan.refs = sorted(ref for refs in _present(named).values() for ref in refs if ref.ref not in kept)
 
-def _find(root: Path, before: float, aside: bool, copies: bool) -> Plan:
-    plan = Plan(root)
-    states, there = all_states(root), trashed(root)
-    old = [one for one in there if one.unix_s <= before]
-    half = [folder for folder in entries(root) if folder.name.startswith(GONE) or not (folder / RUN).exists()]
-    plan.items = [_item("trash", one.folder, one.id) for one in old]
-    plan.items += [_item("trash", folder, folder.name) for folder in half]
-
-    stay = [(state.path, state.document) for state in states]
-    stay += [(one.run, read_leniently(one.run)) for one in there if one not in old]
-    kept = {ref.ref for _, document in stay for ref in refs_of(document)}
-    named = {ref for item in plan.items for ref in refs_of(read_leniently(item.path / RUN))}
-    plan.refs = sorted(ref for refs in _present(named).values() for ref in refs if ref.ref not in kept)
-
-    began = [initial_weights(path, document) for path, document in stay] if aside else []
-    for state in states:
-        if state.liveness.word in ("running", "silent"):
-            plan.kept.append(f"{state.id} was not looked at: {state.liveness.word}, {state.liveness.text}")
-            continue
-        plan.items += _parts(state.path, state.id)
-        if aside:
-            plan.items += _aside(state, before, began)
-        if copies:
-            made = [state.path / name for name in _COPIES]
-            plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made if path.exists()]
-    for folder in (root, *(root / name for name in experiments(root))):
-        plan.items += _parts(folder, folder.name, is_deep=False)
-
-    # A start that was killed has written what is known before step 0; where there is more, it was a run.
-    for experiment in experiments(root):
-        for number in numbers_in(root / experiment):
-            path = root / experiment / str(number)
-            if (path / "run.json").exists():
+        began = [initial_weights(path, document) for path, document in stay] if aside else []
+        for state in states:
+            if state.liveness.word in ("running", "silent"):
+                plan.kept.append(f"{state.id} was not looked at: {state.liveness.word}, {state.liveness.text}")
                 continue
-            if not all(_OF_A_START.fullmatch(inner.name) for inner in path.iterdir()):
-                plan.kept.append(f"{path} has no run.json but holds more than a start writes; look into it")
-            elif newest(path) < time.time() - DAY_S:
-                plan.items.append(_item("starts", path, f"{experiment}/{number}"))
-    return plan
+            plan.items += _parts(state.path, state.id)
+            for path in sorted((state.path / "checkpoints").glob("aside-*")) if aside else ():
+                if not path.is_dir() or newest(path) > before:
+                    continue
+                # Those that a run began with stay, known by what it loaded or by its name for it.
+                manifests = manifests_below(path)
+                if not any(
+                    start.manifest in manifests or (path.name in start.name and is_inside(start.name, state))
+                    for start in began
+                ):
+                    plan.items.append(_item("aside", path, f"{state.id} {path.name}"))
+            if copies:
+                made = [state.path / name for name in _COPIES]
+                plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made if path.exists()]
+        for folder in (root, *(root / name for name in experiments(root))):
+            plan.items += _parts(folder, folder.name, is_deep=False)
+
+        # A start that was killed has written what is known before step 0; where there is more, it was a run.
+        for experiment in experiments(root):
+            for number in numbers_in(root / experiment):
+                path = root / experiment / str(number)
+                if (path / "run.json").exists():
+                    continue
+                if not all(_OF_A_START.fullmatch(inner.name) for inner in path.iterdir()):
+                    plan.kept.append(f"{path} has no run.json but holds more than a start writes; look into it")
+                elif newest(path) < time.time() - DAY_S:
+                    plan.items.append(_item("starts", path, f"{experiment}/{number}"))
+        return _delete(plan) if is_real else plan
 
 
 def _item(kind: str, path: Path, name: str) -> Item:
@@ -126,7 +128,7 @@ def _item(kind: str, path: Path, name: str) -> Item:
 
 
 def _parts(folder: Path, name: str, is_deep: bool = True) -> Iterator[Item]:
-    """Named by the process that wrote them; a day is longer than any write takes."""
+    """Unfinished files, recognised by name; a day is longer than any write takes."""
     for place, folders, files in os.walk(folder):
         for found in [n for n in (*folders, *files) if _PART.fullmatch(n)]:
             path = Path(place, found)
@@ -134,19 +136,6 @@ def _parts(folder: Path, name: str, is_deep: bool = True) -> Iterator[Item]:
                 if newest(path) < time.time() - DAY_S:
                     yield _item("parts", path, f"{name} {found}")
         folders[:] = [n for n in folders if is_deep and not _PART.fullmatch(n)]
-
-
-def _aside(state: RunState, before: float, began: Iterable[InitialWeights]) -> Iterator[Item]:
-    """Checkpoints that were set aside, but for those that a run began with, by what it loaded or its name for it."""
-    for path in sorted((state.path / "checkpoints").glob("aside-*")):
-        if not path.is_dir() or newest(path) > before:
-            continue
-        manifests = manifests_below(path)
-        is_used = any(
-            start.manifest in manifests or (path.name in start.name and is_inside(start.name, state)) for start in began
-        )
-        if not is_used:
-            yield _item("aside", path, f"{state.id} {path.name}")
 
 
 def _delete(plan: Plan) -> Plan:
@@ -196,7 +185,7 @@ def refs_of(document: Mapping[str, Any]) -> set[Ref]:
 
 
 def _present(refs: Collection[Ref]) -> dict[str, list[Ref]]:
-    """By repository, those that still are what a run.json says. A repository that is not at hand is no error."""
+    """Refs that still are what a run.json says, by repository; one that is not at hand is skipped."""
     found: dict[str, list[Ref]] = {}
     for root in dict.fromkeys(ref.root for ref in refs):
         if not os.path.isdir(root) or not shutil.which("git"):

@@ -1,4 +1,4 @@
-"""The trash of a runs folder: runs that were removed, each as it was, until `rung gc` empties it.
+"""Removing runs: why one should stay, and the trash, which keeps each as it was until `rung gc` empties it.
 
     <runs>/.trash/<experiment>.<number>/note.json   when it was removed, from where, and together with which others
                                         run/        the run's folder
@@ -6,6 +6,10 @@
 A run is in its place or in the trash, whole, at every moment: it goes there and back by one rename. Its number is never
 given again. The note is written first, so an entry without a `run` is a removal that was killed before it did anything;
 nobody shows it, and `rung gc` deletes it.
+
+A run should stay where others come from it or began with its weights, or one of its checkpoints is pinned. Weights are
+recognised by the manifest of the checkpoint that was loaded, and by the name or path in init_from: the first also finds
+a checkpoint that a resume has set aside, the second also one that is gone.
 """
 
 from __future__ import annotations
@@ -13,23 +17,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rung.errors import RunError
-from rung.files import sync
+from rung.errors import CheckpointError, RunError
+from rung.files import sha256, sync
 from rung.runs.files import locked, read_json, write_json, writing
-from rung.runs.maintenance.selection import ID, RunFolder, refuse_running, state_of
+from rung.runs.maintenance.selection import ID, RunFolder, RunState, all_states, refuse_running, state_of
+from rung.runs.marks import PINNED, read_mark
 from rung.runs.record import reserve_number
 
 TRASH = ".trash"
 GONE = ".gone-"  # an entry that gc has begun to delete
 NOTE, RUN = "note.json", "run"
+_INIT_FROM = re.compile(r"^init_from:[ ]*(.+?)[ ]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,14 @@ def remove(folders: Sequence[RunFolder], is_forced: bool = False) -> list[Trashe
     for folder in folders:
         done = f"; {', '.join(one.id for one in gone)} went before it" if gone else ""
         with writing(f"{folder.root / TRASH} (for {folder.id}{done})"), locked(folder.root):
-            entry = _new_entry(folder)
+            (folder.root / TRASH).mkdir(exist_ok=True)
+            # Numbers are not given twice, but a run can come back under its old name and be removed again.
+            for number in itertools.count(1):
+                again = f"~{number}" if number > 1 else ""
+                entry = folder.root / TRASH / f"{folder.experiment}.{folder.number}{again}"
+                with contextlib.suppress(FileExistsError):
+                    entry.mkdir()
+                    break
             write_json(entry / NOTE, {"id": folder.id, "unix_s": now, "removal": removal})
             try:
                 with locked(folder.path.parent):
@@ -71,21 +85,22 @@ def remove(folders: Sequence[RunFolder], is_forced: bool = False) -> list[Trashe
     return gone
 
 
-def _new_entry(folder: RunFolder) -> Path:
-    """Numbers are not given twice, but a run can come back under its old name and be removed again."""
-    trash = folder.root / TRASH
-    trash.mkdir(exist_ok=True)
-    for number in itertools.count(1):
-        entry = trash / f"{folder.experiment}.{folder.number}{f'~{number}' if number > 1 else ''}"
-        with contextlib.suppress(FileExistsError):
-            entry.mkdir()
-            return entry
-    raise AssertionError("numbers do not end")
-
-
 def trashed(root: Path) -> list[TrashedRun]:
     """What is in the trash, the oldest removal first."""
-    found = [_read(folder) for folder in entries(root) if not folder.name.startswith(GONE) and (folder / RUN).exists()]
+    found: list[TrashedRun] = []
+    for folder in entries(root):
+        if folder.name.startswith(GONE) or not (folder / RUN).exists():
+            continue
+        note: Any = None
+        with contextlib.suppress(OSError, ValueError):
+            note = read_json(folder / NOTE)
+        # Where the note is damaged, the folder itself tells.
+        note = note if isinstance(note, dict) else {}
+        run_id, unix_s = note.get("id"), note.get("unix_s")
+        if not isinstance(run_id, str) or not ID.fullmatch(run_id):
+            run_id = "/".join(folder.name.partition("~")[0].rsplit(".", 1))
+        unix_s = float(unix_s) if isinstance(unix_s, int | float) else folder.stat().st_mtime
+        found.append(TrashedRun(folder, run_id, unix_s, str(note.get("removal") or folder.name)))
 
     def order(one: TrashedRun) -> tuple[float, str, str, int]:
         experiment, _, number = one.id.rpartition("/")
@@ -100,22 +115,6 @@ def entries(root: Path) -> list[Path]:
         return sorted(path for path in (root / TRASH).iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _read(folder: Path) -> TrashedRun:
-    """The note, or where it is damaged what can be read from the folder itself."""
-    note: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        note = read_json(folder / NOTE)
-    note = note if isinstance(note, dict) else {}
-    by_folder = "/".join(folder.name.partition("~")[0].rsplit(".", 1))
-    name, unix_s = note.get("id"), note.get("unix_s")
-    return TrashedRun(
-        folder,
-        name if isinstance(name, str) and ID.fullmatch(name) else by_folder,
-        float(unix_s) if isinstance(unix_s, int | float) else folder.stat().st_mtime,
-        str(note.get("removal") or folder.name),
-    )
 
 
 def restore(root: Path, ids: Sequence[str], is_real: bool = True) -> list[TrashedRun]:
@@ -149,3 +148,81 @@ def restore(root: Path, ids: Sequence[str], is_real: bool = True) -> list[Trashe
                 reserve_number(folder, int(one.id.rpartition("/")[2]))
             shutil.rmtree(one.folder, ignore_errors=True)
     return chosen
+
+
+class InitialWeights(NamedTuple):
+    """The weights that a run began with: what init_from says, and the hash of the manifest that was loaded."""
+
+    name: str
+    manifest: str | None
+
+
+def initial_weights(path: Path, document: Mapping[str, Any]) -> InitialWeights:
+    derived = document.get("derived")
+    loaded = derived.get("weights_from") if isinstance(derived, dict) else None
+    manifest = loaded.get("manifest") if isinstance(loaded, dict) else None
+    name = ""
+    with contextlib.suppress(OSError, ValueError):
+        match = _INIT_FROM.search((path / "config.yaml").read_text("utf-8"))
+        name = match[1].strip("'\"") if match else ""
+    return InitialWeights(name, manifest if isinstance(manifest, str) else None)
+
+
+def manifests_below(folder: Path) -> set[str]:
+    """Hashes of the manifests of all checkpoints below a folder."""
+    found = set()
+    for file in folder.glob("**/manifest.json"):
+        with contextlib.suppress(OSError):  # rotated away in the meantime
+            found.add(sha256(file))
+    return found
+
+
+def is_inside(name: str, target: RunState) -> bool:
+    """Whether a name, as init_from has it, means the run or something in it."""
+    if name in target.names:
+        return True
+    inside = f"/{target.path.parent.parent.name}/{target.id}/"
+    return "/" in name and (Path(name).resolve().is_relative_to(target.path.resolve()) or inside in f"/{name}/")
+
+
+def reasons_to_keep(targets: Sequence[RunState]) -> Iterator[str]:
+    """Why runs should stay, one sentence each."""
+    going = {target.path.resolve() for target in targets}
+    for root in dict.fromkeys(target.root for target in targets):
+        here = [target for target in targets if target.root == root]
+        by_uid = {target.document["uid"]: target for target in here if target.document.get("uid")}
+        by_name = {name: target for target in here for name in target.names}
+        by_manifest: dict[str, list[RunState]] | None = None  # read where somebody began with weights
+        for other in all_states(root):
+            if other.path.resolve() in going:
+                continue
+            related: list[tuple[str, RunState | None]] = []
+            # A reference goes by uid; an older run.json has the name alone.
+            ab = other.document.get("ab")
+            for relation, holder, key in (
+                ("comes from", other.document, "parent"),
+                ("is compared with", ab if isinstance(ab, dict) else {}, "base"),
+            ):
+                uid = holder.get(f"{key}_uid")
+                related.append((relation, by_uid.get(uid) if uid else by_name.get(str(holder.get(key)))))
+            start = initial_weights(other.path, other.document)
+            if start.manifest and by_manifest is None:
+                by_manifest = {}
+                for target in here:
+                    for manifest in manifests_below(target.path / "checkpoints"):
+                        by_manifest.setdefault(manifest, []).append(target)
+            began = [*(by_manifest or {}).get(start.manifest or "", ())]
+            if start.name in by_name or "/" in start.name:
+                began += [target for target in here if is_inside(start.name, target)]
+            related += [("started with the weights of", target) for target in began]
+            named = set[str]()
+            for relation, needed in related:
+                if needed is not None and needed.id not in named:
+                    named.add(needed.id)
+                    yield f"{other.id} {relation} {needed.id}"
+    for target in targets:
+        pinned: list[int] = []
+        with contextlib.suppress(CheckpointError, OSError):  # a mark that cannot be read protects nothing
+            pinned = read_mark(target.path / "checkpoints", PINNED)
+        if pinned:
+            yield f"{target.id} has pinned checkpoints ({', '.join(map(str, pinned))})"

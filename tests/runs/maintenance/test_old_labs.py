@@ -15,8 +15,8 @@ import pytest
 from rung.compare.lineage import chain
 from rung.runs.maintenance import moving, trash
 from rung.runs.maintenance.cleaning import clean, refs_of
-from rung.runs.maintenance.dependents import reasons_to_keep
 from rung.runs.maintenance.selection import select, state_of
+from rung.runs.maintenance.trash import reasons_to_keep
 from rung.runs.query import list_runs, open_run
 from rung.runs.record import Record, read_document
 from tests.runs.maintenance.made import git, refs, remove

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rung.runs.maintenance import dependents, moving, trash
+from rung.runs.maintenance import moving, trash
 from rung.runs.maintenance.cleaning import clean
-from rung.runs.maintenance.dependents import reasons_to_keep
 from rung.runs.maintenance.selection import select, state_of
+from rung.runs.maintenance.trash import reasons_to_keep
 from rung.runs.marks import set_pin
 from rung.runs.query import list_runs
 from rung.runs.record import Record, amend, read_document
@@ -147,11 +147,11 @@ def test_asking_who_needs_many_runs_reads_each_other_once(
         ended()
     read: list[Path] = []
 
-    def weights(path: Path, document: Any) -> dependents.InitialWeights:
+    def weights(path: Path, document: Any) -> trash.InitialWeights:
         read.append(path)
-        return dependents.InitialWeights("", None)
+        return trash.InitialWeights("", None)
 
-    monkeypatch.setattr(dependents, "initial_weights", weights)
+    monkeypatch.setattr(trash, "initial_weights", weights)
     assert list(reasons_to_keep([state_of(p) for p in select(["piano/1..3"], root)])) == []
     assert [path.name for path in read] == ["4", "5", "6"]
 
