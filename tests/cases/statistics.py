@@ -31,7 +31,7 @@ from rung.doctor.rules.activations import TANH, growth
 from rung.doctor.rules.lookups import at
 from rung.doctor.rules.numerics import HUGE, targets
 from rung.engine.evaluate import eval_mode
-from rung.robust import BEFORE
+from rung.robust import BEFORE, theil_sen
 from tests.cases.tiny import VOCAB
 
 ENOUGH = 1.0  # the least margin: twice the limit, or half of it; or a spread over seeds away from it
@@ -362,7 +362,7 @@ def logit_drift(history: History) -> Reading:
     if len(lse) < 6:
         return above("logsumexp", math.nan, 20.0)
     recent = lse.between(history.end - 3 * WINDOW, history.end)
-    slope, p = performance.theil_sen(recent)
+    slope, p = theil_sen(*recent)
     now = lse.last(3).median
     return any_of(
         all_of(above("|logsumexp|", abs(now) if slope * now > 0 else 0.0, 20.0), below("p of its slope", p, 0.01)),
@@ -504,7 +504,7 @@ def memory_grows(history: History) -> Reading:
     for name in ("memory_mb", "rss_mb"):
         series = history[name].between(100, history.end)
         if len(series) >= 8:
-            slope, p = performance.theil_sen(series)
+            slope, p = theil_sen(*series)
             grown = slope * float(series.steps[-1] - series.steps[0])
             found.append(
                 all_of(
