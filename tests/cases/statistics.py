@@ -20,7 +20,7 @@ import torch
 
 from rung.doctor.diagnose import IN_A_ROW, looks
 from rung.doctor.history import WINDOW, History, Series
-from rung.doctor.preflight import batches, causality, cut, inputs, leakage, near_duplicates, scale
+from rung.doctor.preflight import batches, causality, cut, inputs, leakage, scale
 from rung.doctor.preflight import objective as same
 from rung.doctor.preflight.copies import USED, ablate_inputs, copy_of, train
 from rung.doctor.preflight.forward import gap_of, in_eval, mean_of, rows_of, watch
@@ -601,15 +601,15 @@ def near_frames(spread: Spread) -> Statistic:
     def statistic(context: CheckContext, severity: str) -> Reading:
         def frames(name: str) -> np.ndarray:
             stream = context.setup.streams[name]
-            return near_duplicates.shrunk(stream, "frames", np.arange(stream.num_rows), 0, context.setup.cfg.seed)
+            return leakage.shrunk(stream, "frames", np.arange(stream.num_rows), 0, context.setup.cfg.seed)
 
         train, held_ = frames("train"), frames("val")
         near = float(np.median(np.linalg.norm(np.diff(train, axis=0), axis=1)))
         far = np.linalg.norm(train[:, None] - train[None], axis=2)
-        far[np.abs(np.subtract.outer(np.arange(len(train)), np.arange(len(train)))) <= near_duplicates.AROUND] = np.inf
+        far[np.abs(np.subtract.outer(np.arange(len(train)), np.arange(len(train)))) <= leakage.AROUND] = np.inf
         nearest = np.linalg.norm(held_[:, None] - train[None], axis=2).min(axis=1)
         share = (nearest <= near).mean() - (far.min(axis=1) <= near).mean()
-        return above("share of frames with a neighbour in train", float(share), near_duplicates.SHARE, spread=spread)
+        return above("share of frames with a neighbour in train", float(share), leakage.SHARE, spread=spread)
 
     return statistic
 
