@@ -10,6 +10,8 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 SIGMA = 1.4826  # of a normal distribution, in median absolute deviations
 BEFORE = 16  # steps that say what was expected
 LATELY, MEMORY = 64, 256  # residuals that say how far one strays, and those whose largest is remembered
@@ -27,6 +29,26 @@ def sigma(values: Sequence[float]) -> float:
     """The spread of values around their median, as a standard deviation would be without outliers."""
     middle = median(values)
     return SIGMA * median([abs(value - middle) for value in values])
+
+
+def theil_sen(steps: np.ndarray, values: np.ndarray, most: int = 120, continuity: int = 1) -> tuple[float, float]:
+    """The median of all slopes between two points, and the p value of so clear a rise or fall (Kendall, two-sided).
+
+    Of a longer series `most` points are taken, spread evenly: all pairs of a thousand say no more. With so many, the
+    correction for `continuity` can be left out.
+    """
+    if len(steps) > most:
+        kept = np.linspace(0, len(steps) - 1, most).astype(int)
+        steps, values = steps[kept], values[kept]
+    num = len(steps)
+    _, ties = np.unique(values, return_counts=True)
+    variance = (num * (num - 1) * (2 * num + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18
+    if num < 3 or variance <= 0:
+        return 0.0, 1.0
+    i, j = np.triu_indices(num, 1)
+    rises = values[j] - values[i]
+    z = max(abs(float(np.sign(rises).sum())) - continuity, 0.0) / math.sqrt(variance)
+    return float(np.median(rises / (steps[j] - steps[i]))), math.erfc(z / math.sqrt(2))
 
 
 def surprise(residual: float, earlier: Sequence[float], floor: float) -> float:

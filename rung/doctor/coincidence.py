@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from rung.doctor.history import History, Series
+from rung.doctor.history import EMPTY, History, Series
 from rung.robust import SIGMA
 
 LENGTHS = (16, 32, 64, 128, 256)
@@ -62,7 +63,7 @@ def signal(history: History, name: str) -> Series:
         return history[name].finite
     norm, clipped = history["norm"], history["norm_clipped"]
     if len(norm) != len(clipped):
-        return Series(norm.steps[:0], norm.values[:0])
+        return EMPTY
     # Clipping multiplies by a rounded factor: only what shrank by more than that was clipped.
     return Series(norm.steps, (clipped.values < norm.values * (1 - 1e-5)).astype(np.float64))
 
@@ -84,12 +85,21 @@ def _candidates(values: np.ndarray, length: int, kind: str, is_share: bool) -> I
     stride = length // 8
     if len(values) < 4 * length:
         return
-    levels, noise = _levels(values, length, stride, is_share)
-    a, b, c, d = _four(levels)
+    # Level and noise of the windows that begin at every stride; the noise of neighbours is free of any trend.
+    windows = sliding_window_view(values, length)[::stride]
+    middle = np.mean if is_share else np.median
+    levels = middle(windows, axis=1)
+    if is_share:
+        noise = np.sqrt(np.maximum(levels * (1 - levels), 1 / length))
+    else:
+        noise = SIGMA * np.median(np.abs(np.diff(windows, axis=1)), axis=1) / np.sqrt(2)
+    # Each window with the three that follow it without a gap; a window is eight strides long.
+    four = [slice(i * 8, len(levels) - (3 - i) * 8) for i in range(4)]
+    a, b, c, d = (levels[part] for part in four)
     before, across, after = b - a, c - b, d - c
     jump = np.maximum(across - np.maximum(before, after), np.minimum(before, after) - across)
     # The difference of such windows at an ordinary step; larger for a curve that wanders.
-    of_noise = np.max(_four(noise), axis=0) * np.sqrt(np.pi / length)
+    of_noise = np.max([noise[part] for part in four], axis=0) * np.sqrt(np.pi / length)
     of_curve = SIGMA * np.quantile(np.maximum(jump, 0.0), 0.75)  # about half of them are 0 by construction
     typical = np.maximum(of_noise, max(of_curve, 1e-9))
     if kind == "rise":  # a loss that turns upwards, however slowly, and does not recover at once
@@ -98,46 +108,24 @@ def _candidates(values: np.ndarray, length: int, kind: str, is_share: bool) -> I
         place, size = int(i) * stride + 2 * length, float(jump[i])
         if kind == "rise":  # from where the curve was lowest before it rose
             near, first = length // 2, max(0, place - 2 * length)
-            windows = np.lib.stride_tricks.sliding_window_view(values[first : place + length], near)
-            lowest = first + int(np.argmin(np.median(windows, axis=1))) + near // 2
+            medians = np.median(sliding_window_view(values[first : place + length], near), axis=1)
+            lowest = first + int(np.argmin(medians)) + near // 2
             yield lowest, length, size / float(typical[i])
-        elif (size > 0.3 or not is_share) and _is_abrupt(values, place, length, size, is_share):
-            yield _edge(values, place, length), length, size / float(typical[i])
-
-
-def _four(windows: np.ndarray) -> list[np.ndarray]:
-    """Each window with the three that follow it without a gap; a window is eight strides long."""
-    return [windows[i * 8 : len(windows) - (3 - i) * 8] for i in range(4)]
-
-
-def _levels(values: np.ndarray, length: int, stride: int, is_share: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Level and noise of the windows that begin at every stride; the noise of neighbours is free of any trend."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, length)[::stride]
-    if is_share:
-        share = windows.mean(axis=1)
-        return share, np.sqrt(np.maximum(share * (1 - share), 1 / length))
-    differences = np.abs(np.diff(windows, axis=1))
-    return np.median(windows, axis=1), SIGMA * np.median(differences, axis=1) / np.sqrt(2)
-
-
-def _is_abrupt(values: np.ndarray, place: int, length: int, jump: float, is_share: bool) -> bool:
-    """Whether windows of a few steps show most of the jump at its edge; those of a slope do not."""
-    edge, near = _edge(values, place, length), min(max(length // 4, 6), 16)
-    parts = [values[max(0, edge + i * near) : edge + (i + 1) * near] for i in (-2, -1, 0, 1)]
-    if any(len(part) < near for part in parts):
-        return False
-    a, b, c, d = (np.mean(part) if is_share else np.median(part) for part in parts)
-    over, under = (c - b) - max(b - a, d - c), min(b - a, d - c) - (c - b)
-    return bool(max(over, under) > 0.6 * jump)
-
-
-def _edge(values: np.ndarray, place: int, length: int) -> int:
-    """Where two levels fit the values around `place` best: the least sum of distances."""
-    first, end = max(0, place - length), min(len(values), place + length)
-    part = values[first:end]
-    low, high = np.median(part[: length // 2]), np.median(part[-(length // 2) :])
-    cost = np.cumsum(np.abs(part - low) - np.abs(part - high))
-    return first + int(np.argmin(cost)) + 1
+        elif size > 0.3 or not is_share:
+            # Two levels fit the values around the place best with their edge here: the least sum of distances.
+            first = max(0, place - length)
+            part = values[first : place + length]
+            low, high = np.median(part[: length // 2]), np.median(part[-(length // 2) :])
+            edge = first + int(np.argmin(np.cumsum(np.abs(part - low) - np.abs(part - high)))) + 1
+            # Windows of a few steps show most of the jump at its edge; those of a slope do not.
+            near = min(max(length // 4, 6), 16)
+            parts = [values[max(0, edge + k * near) : edge + (k + 1) * near] for k in (-2, -1, 0, 1)]
+            if min(map(len, parts)) >= near:
+                rise_before, rise_across, rise_after = np.diff([middle(part) for part in parts])
+                over = rise_across - max(rise_before, rise_after)
+                under = min(rise_before, rise_after) - rise_across
+                if max(over, under) > 0.6 * size:
+                    yield edge, length, size / float(typical[i])
 
 
 def events_near(history: History, step: int) -> list[str]:
@@ -171,8 +159,7 @@ def _happenings(history: History) -> Iterator[tuple[str, np.ndarray]]:
     if evals:
         yield "eval", np.unique(np.concatenate(evals))
     for kind in ("resume", "save", "spike", "skip", "rollback"):
-        steps = [event["step"] for event in history.events_of(kind) if isinstance(event.get("step"), int)]
-        yield kind, np.unique(np.asarray(steps, np.int64))
+        yield kind, np.unique(np.asarray(history.steps_of(kind), np.int64))
     scale, skipped = history["scale"], history["skipped"]
     if len(scale) > 1:
         yield "scale change", scale.steps[1:][np.diff(scale.values) != 0]

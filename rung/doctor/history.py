@@ -43,7 +43,6 @@ class History:
     status: str = "running"
     config: dict[str, Any] = field(default_factory=dict)  # dotted; free-form in a run of a script
     derived: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, Series] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     evals: dict[str, dict[str, Series]] = field(default_factory=dict)  # set -> name -> values at eval steps
@@ -112,10 +111,16 @@ class History:
         return rows / a_step if rows and a_step else float("inf")
 
     def table(self, kind: str) -> Table | None:
-        return self.tables.get(kind)
+        """None where nothing was recorded so far; else it has at least one row."""
+        table = self.tables.get(kind)
+        return table if table is not None and len(table.steps) else None
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("kind") == kind]
+
+    def steps_of(self, kind: str) -> list[int]:
+        """The steps of the events of this kind; an event that names none is left out."""
+        return [int(e["step"]) for e in self.events_of(kind) if isinstance(e.get("step"), int | float)]
 
     def until(self, end: int) -> History:
         """The same run as it looked when `end` steps had been taken. Costs little: arrays are cut, not copied."""
@@ -133,16 +138,18 @@ def read(run: Run, with_parent: bool = True) -> History:
     """Everything in a run's folder. A parent that is gone is no parent."""
 
     recipe = str(run.document.get("recipe") or "")
+    evals: dict[str, list[Mapping[str, Any]]] = {}  # by set
+    for row in run.evals():
+        evals.setdefault(str(row["set"]), []).append({k: v for k, v in row.items() if k != "set"})
     arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])
     history = History(
         run.id,
         run.status,
         dict(flat(run.config())),
         dict(run.document.get("derived") or {}),
-        run.data(),
         {name: Series(arrays.steps[rows], values) for name, (rows, values) in arrays.columns.items()},
         tables_from_rows(read_tables(run.path / "tables")),
-        evals_from_rows(run.evals()),
+        {name: series_from_rows(rows) for name, rows in evals.items()},
         list(run.events()),
         superseded=superseded_rows(run.path / "metrics"),
         is_script=recipe in SCRIPTS or recipe.startswith("import "),
@@ -171,14 +178,6 @@ def series_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
                 steps.append(int(row["step"]))
                 values.append(value)
     return {name: Series(np.asarray(s, np.int64), np.asarray(v, np.float64)) for name, (s, v) in found.items()}
-
-
-def evals_from_rows(evals: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Series]]:
-    """set -> name -> values at eval steps."""
-    by_set: dict[str, list[Mapping[str, Any]]] = {}
-    for row in evals:
-        by_set.setdefault(str(row["set"]), []).append({k: v for k, v in row.items() if k != "set"})
-    return {name: series_from_rows(rows) for name, rows in by_set.items()}
 
 
 def tables_from_rows(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Table]:

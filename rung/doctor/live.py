@@ -31,7 +31,7 @@ EVENTS_KEPT = ("unread_keys", "code", "check", "ranks_differ", "diverged")  # ra
 def live_doctor(path: Path) -> LiveDoctor:
     """For the run in this folder, new or resumed."""
     history = read(Run(path, read_document(path)))
-    resumes = [event["step"] for event in history.events_of("resume") if isinstance(event.get("step"), int)]
+    resumes = history.steps_of("resume")
     if not resumes:
         return LiveDoctor(history)
 

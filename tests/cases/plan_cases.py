@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rung.config import key
 from rung.doctor.preflight import inputs, leakage, plan, provenance
 from rung.doctor.preflight.copies import inputs_are_used
-from rung.doctor.preflight.near_duplicates import frames_apart
+from rung.doctor.preflight.leakage import frames_apart
 from rung.doctor.preflight.rehearsal import unread_keys
 from rung.doctor.preflight.result import Check, CheckContext
 from rung.random import Draw

@@ -20,7 +20,7 @@ import torch
 
 from rung.doctor.diagnose import IN_A_ROW, looks
 from rung.doctor.history import WINDOW, History, Series
-from rung.doctor.preflight import batches, causality, cut, inputs, leakage, near_duplicates, scale
+from rung.doctor.preflight import batches, causality, cut, inputs, leakage, scale
 from rung.doctor.preflight import objective as same
 from rung.doctor.preflight.copies import USED, ablate_inputs, copy_of, train
 from rung.doctor.preflight.forward import gap_of, in_eval, mean_of, rows_of, watch
@@ -31,7 +31,7 @@ from rung.doctor.rules.activations import TANH, growth
 from rung.doctor.rules.lookups import at
 from rung.doctor.rules.numerics import HUGE, targets
 from rung.engine.evaluate import eval_mode
-from rung.robust import BEFORE
+from rung.robust import BEFORE, theil_sen
 from tests.cases.tiny import VOCAB
 
 ENOUGH = 1.0  # the least margin: twice the limit, or half of it; or a spread over seeds away from it
@@ -362,7 +362,7 @@ def logit_drift(history: History) -> Reading:
     if len(lse) < 6:
         return above("logsumexp", math.nan, 20.0)
     recent = lse.between(history.end - 3 * WINDOW, history.end)
-    slope, p = performance.theil_sen(recent)
+    slope, p = theil_sen(*recent)
     now = lse.last(3).median
     return any_of(
         all_of(above("|logsumexp|", abs(now) if slope * now > 0 else 0.0, 20.0), below("p of its slope", p, 0.01)),
@@ -504,7 +504,7 @@ def memory_grows(history: History) -> Reading:
     for name in ("memory_mb", "rss_mb"):
         series = history[name].between(100, history.end)
         if len(series) >= 8:
-            slope, p = performance.theil_sen(series)
+            slope, p = theil_sen(*series)
             grown = slope * float(series.steps[-1] - series.steps[0])
             found.append(
                 all_of(
@@ -601,15 +601,15 @@ def near_frames(spread: Spread) -> Statistic:
     def statistic(context: CheckContext, severity: str) -> Reading:
         def frames(name: str) -> np.ndarray:
             stream = context.setup.streams[name]
-            return near_duplicates.shrunk(stream, "frames", np.arange(stream.num_rows), 0, context.setup.cfg.seed)
+            return leakage.shrunk(stream, "frames", np.arange(stream.num_rows), 0, context.setup.cfg.seed)
 
         train, held_ = frames("train"), frames("val")
         near = float(np.median(np.linalg.norm(np.diff(train, axis=0), axis=1)))
         far = np.linalg.norm(train[:, None] - train[None], axis=2)
-        far[np.abs(np.subtract.outer(np.arange(len(train)), np.arange(len(train)))) <= near_duplicates.AROUND] = np.inf
+        far[np.abs(np.subtract.outer(np.arange(len(train)), np.arange(len(train)))) <= leakage.AROUND] = np.inf
         nearest = np.linalg.norm(held_[:, None] - train[None], axis=2).min(axis=1)
         share = (nearest <= near).mean() - (far.min(axis=1) <= near).mean()
-        return above("share of frames with a neighbour in train", float(share), near_duplicates.SHARE, spread=spread)
+        return above("share of frames with a neighbour in train", float(share), leakage.SHARE, spread=spread)
 
     return statistic
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from rung.doctor.preflight import inputs, leakage
 from rung.doctor.preflight.checks import quick
 from rung.doctor.preflight.copies import inputs_are_used
-from rung.doctor.preflight.near_duplicates import frames_apart
+from rung.doctor.preflight.leakage import frames_apart
 from rung.doctor.preflight.result import Check, CheckContext, Result
 from rung.engine.build import Setup, build
 from rung.engine.evaluate import eval_mode

@@ -22,7 +22,7 @@ from rung.cli.check import command
 from rung.doctor.preflight import batches as in_batches
 from rung.doctor.preflight import causality, checks, cut, numerics, objective, scale
 from rung.doctor.preflight.checks import quick, run_checks
-from rung.doctor.preflight.result import Check, CheckContext, NotAsked, Result, render
+from rung.doctor.preflight.result import Check, CheckContext, NotApplicable, Result, render
 from rung.engine.build import Setup
 from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange
 from rung.engine.state import set_training
@@ -279,9 +279,9 @@ class Drawn(Tiny):
 
 
 def test_targets_that_are_drawn_are_not_compared() -> None:
-    with pytest.raises(NotAsked, match="drawn"):
+    with pytest.raises(NotApplicable, match="drawn"):
         one(objective.same_objective, Drawn)
-    with pytest.raises(NotAsked, match="not causal"):
+    with pytest.raises(NotApplicable, match="not causal"):
         one(causality.causality, Drawn)
 
 
@@ -373,7 +373,7 @@ def test_positions_that_do_not_see_each_other_yet_prove_nothing() -> None:
                     nn.init.zeros_(parameter)
             return model
 
-    with pytest.raises(NotAsked, match="no position sees"):
+    with pytest.raises(NotApplicable, match="no position sees"):
         one(causality.causality, Silent)
 
 
@@ -417,7 +417,7 @@ def test_rows_that_judge_each_other_are_a_warning_and_noise_of_torch_is_no_quest
             return one_objective(model, loss)
 
     assert one(cut.cut, Contrast).level == "warn"
-    with pytest.raises(NotAsked, match="of torch"):
+    with pytest.raises(NotApplicable, match="of torch"):
         one(cut.cut, Random)
 
 

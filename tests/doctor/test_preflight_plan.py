@@ -142,10 +142,10 @@ def test_changed_and_new_code_is_named_and_data_is_not(tmp_path: Path, monkeypat
     context = CheckContext(setup_of(Tiny))
     monkeypatch.chdir(folder)
     (folder / "frames.csv").write_text("1")
-    assert [r.level for r in check.look(context)] == ["pass"]
+    assert [r.level for r in check(context)] == ["pass"]
     for number in range(7):
         (folder / f"new{number}.py").write_text("x = 1\n")
-    [found] = check.look(context)
+    [found] = check(context)
     assert found.level == "warn"
     assert "7 files" in found.seen
     assert "new0.py" in found.seen

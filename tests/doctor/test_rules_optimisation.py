@@ -14,9 +14,9 @@ from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import catalogue
-from rung.doctor.rules.optimisation import slope_t, theil_sen
+from rung.doctor.rules.optimisation import slope_t
 from rung.doctor.rules.spikes import scores
-from rung.robust import Spikes
+from rung.robust import Spikes, theil_sen
 from tests.cases.made import history, series, table, tensors
 
 NAN = math.nan

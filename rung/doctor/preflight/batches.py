@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rung.doctor.preflight.forward import forward, rows_of
-from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
+from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
 from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange, num_classes
 from rung.engine.prefetch import BatchLayout, Micro, Prefetcher
 from rung.errors import RecipeError
@@ -39,8 +40,10 @@ class Source(NamedTuple):
 @check("ids in range", "D3")
 def ids_in_range(context: CheckContext) -> Iterator[Result]:
     """Ids below the rows of their table, labels below the classes of the logits."""
+    model = context.setup.state.model
+    tracer = BoundsCheck(model)
     try:
-        tracer = _bounds_check(context, context.micro)
+        forward(context, context.micro, tracer)
     except OutOfRange as found:
         yield _out_of_range(context, context.micro, found)
         return
@@ -53,14 +56,14 @@ def ids_in_range(context: CheckContext) -> Iterator[Result]:
         return
     sources, is_complete = sources_of(tracer, context.micro)
     if not sources and is_complete:
-        raise NotAsked("there are no embeddings and no class labels")
+        raise NotApplicable("there are no embeddings and no class labels")
     num_looked, cleared = 0, set[tuple[str, int]]()
     for micro in micros(context):
         rows = _suspects(micro, sources, cleared) if is_complete else np.arange(len(micro.ids))
         while len(rows):
             part = _on_device(context, micro, rows[:ROWS])
             try:
-                _bounds_check(context, part)
+                forward(context, part, BoundsCheck(model))
             except OutOfRange as found:
                 yield _out_of_range(context, part, found)
                 return
@@ -79,12 +82,6 @@ def ids_in_range(context: CheckContext) -> Iterator[Result]:
             )
             yield Result("warn", seen, "store the ids in a wider dtype", name="width of ids")
             return
-
-
-def _bounds_check(context: CheckContext, micro: Micro) -> BoundsCheck:
-    tracer = BoundsCheck(context.setup.state.model)
-    forward(context, micro, tracer)
-    return tracer
 
 
 def _out_of_range(context: CheckContext, micro: Micro, found: OutOfRange) -> Result:
@@ -106,8 +103,7 @@ def sources_of(tracer: OpTracer, micro: Micro) -> tuple[list[Source], bool]:
     sources, is_complete = [], True
     for lookup in tracer.lookups:
         if (found := stretch_of(lookup.ids, micro)) is not None:
-            dtype = micro.batch[found[0]].dtype
-            sources.append(Source(found[0], "id", lookup.num_rows, lookup.module, dtype))
+            sources.append(Source(found[0], "id", lookup.num_rows, lookup.module, micro.batch[found[0]].dtype))
         elif not is_place(lookup.ids, len(micro.ids)):
             is_complete = False
     for call in tracer.loss_calls:
@@ -164,8 +160,8 @@ def _suspects(micro: Micro, sources: list[Source], cleared: set[tuple[str, int]]
     rows = np.zeros(len(micro.ids), bool)
     for source in sources:
         array = micro.batch[source.array].reshape(len(micro.ids), -1).long().numpy()
-        if array.size and (array.min() < 0 or array.max() >= source.limit):
-            is_bad = (array < 0) | (array >= source.limit)
+        is_bad = (array < 0) | (array >= source.limit)
+        if is_bad.any():
             known = [value for name, value in cleared if name == source.array]
             rows |= (is_bad & ~np.isin(array, known)).any(axis=1)
     return np.flatnonzero(rows)
@@ -174,12 +170,11 @@ def _suspects(micro: Micro, sources: list[Source], cleared: set[tuple[str, int]]
 def _on_device(context: CheckContext, micro: Micro, rows: np.ndarray) -> Micro:
     device = context.setup.world.device
     batch = {name: torch.from_numpy(tensor.numpy()[rows]).to(device) for name, tensor in micro.batch.items()}
-    draw = type(micro.draw)(micro.draw.seed, micro.draw.step, micro.draw.rows[rows])
-    return Micro(micro.ids[rows], draw, batch)
+    return Micro(micro.ids[rows], replace(micro.draw, rows=micro.draw.rows[rows]), batch)
 
 
 @check("targets per micro", "N6")
-def targets(context: CheckContext) -> Iterator[Result]:
+def targets(context: CheckContext) -> Result:
     """Targets in each micro: none explains a loss that is not finite, few make a noisy step."""
     counts: list[float] = []
     end = time.monotonic() + (QUICK_LIMIT_S if context.is_quick else LIMIT_S)
@@ -189,8 +184,7 @@ def targets(context: CheckContext) -> Iterator[Result]:
             part = _on_device(context, micro, np.arange(start, min(start + ROWS, len(micro.ids))))
             loss = forward(context, part)
             if not torch.isfinite(loss.sum):
-                yield _not_finite(context, part)
-                return
+                return _not_finite(context, part)
             count += float(loss.count.detach())
             if counts and time.monotonic() > end:
                 break
@@ -200,12 +194,11 @@ def targets(context: CheckContext) -> Iterator[Result]:
     rows = context.setup.layout.micro_rows
     seen = f"{len(counts)} micros of {rows} rows: median {middle:g} targets, fewest {min(counts):g}"
     if min(counts) == 0:
-        yield Result("warn", f"{counts.count(0.0)} of {seen}", "drop rows without targets from the stream")
-    elif few < 0.1 * middle:
+        return Result("warn", f"{counts.count(0.0)} of {seen}", "drop rows without targets from the stream")
+    if few < 0.1 * middle:
         seen += f"; the fewest 5 % have {few / middle:.3f} of the median"
-        yield Result("warn", seen, "mix rows with many and few targets, or pack short ones together")
-    else:
-        yield Result("pass", seen)
+        return Result("warn", seen, "mix rows with many and few targets, or pack short ones together")
+    return Result("pass", seen)
 
 
 def _not_finite(context: CheckContext, micro: Micro) -> Result:

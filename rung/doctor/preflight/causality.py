@@ -7,7 +7,6 @@ whatever its mask, so predictions after a change must move for a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from rung.doctor.preflight.batches import stretch_of
 from rung.doctor.preflight.forward import rows_of, watch
-from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
+from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
 from rung.engine.op_tracer import LossCall, OpTracer
 from rung.engine.prefetch import Micro
 
@@ -35,20 +34,19 @@ class Chain(NamedTuple):
 
 
 @check("no look ahead", "E6")
-def causality(context: CheckContext) -> Iterator[Result]:
+def causality(context: CheckContext) -> Result:
     """Changes what comes after t; predictions up to t must stay."""
     if not context.setup.recipe.is_causal:
-        raise NotAsked("the recipe declares that it is not causal")
+        raise NotApplicable("the recipe declares that it is not causal")
     if moved := context.shared.get("moved"):
-        raise NotAsked(f"batch statistics are used in eval mode ({moved}), so positions see each other")
+        raise NotApplicable(f"batch statistics are used in eval mode ({moved}), so positions see each other")
     micro = rows_of(context.micro, 0, ROWS)
     _, tracer = watch(context, micro, is_exact=True)
     chain = chain_of(tracer, micro)
     if not chain.is_shifted:
         seen = f"{SAME:.0%} or more of the targets are the input at their own position"
         remedy = "shift: the target at t is the input at t + 1; a model that may see all sets is_causal = False"
-        yield Result("fail", seen, remedy)
-        return
+        return Result("fail", seen, remedy)
     before = predictions(tracer.loss_calls[chain.number], len(micro.ids))
     scale = max(1.0, float(before.abs().max()))
     mixes, worst, where = False, 0.0, 0
@@ -62,12 +60,11 @@ def causality(context: CheckContext) -> Iterator[Result]:
     if worst > LEAK * scale:
         seen = f"changing the inputs after position {where} moves predictions up to it by {worst:.2g}"
         remedy = "mask attention (is_causal=True), pad convolutions on the left only, and give the model no targets"
-        yield Result("fail", seen, remedy)
-    elif not mixes:
-        raise NotAsked("with these weights no position sees another yet; run `rung check RUN` after some steps")
-    else:
-        seen = f"predictions of {chain.num_targets} positions move by {worst:.1g} when everything after them is changed"
-        yield Result("pass", seen)
+        return Result("fail", seen, remedy)
+    if not mixes:
+        raise NotApplicable("with these weights no position sees another yet; run `rung check RUN` after some steps")
+    seen = f"predictions of {chain.num_targets} positions move by {worst:.1g} when everything after them is changed"
+    return Result("pass", seen)
 
 
 def chain_of(tracer: OpTracer, micro: Micro) -> Chain:
@@ -97,7 +94,7 @@ def chain_of(tracer: OpTracer, micro: Micro) -> Chain:
                 # The sequence may lie in one array, or once as inputs and once, shifted, as targets.
                 starts = {target_at[0]: target_at[1] - int(is_next), input_at[0]: input_at[1]}
                 return Chain(number, targets.shape[1], starts, is_next, counts)
-    raise NotAsked("no cross entropy has the ids that the model reads as its targets")
+    raise NotApplicable("no cross entropy has the ids that the model reads as its targets")
 
 
 def predictions(call: LossCall, num_rows: int) -> Tensor:
@@ -115,16 +112,12 @@ def _changed(context: CheckContext, micro: Micro, chain: Chain, start: int, stop
         # Ids that are judged somewhere: no padding and no marks that a model may treat as more than an id.
         own = batch[name].reshape(len(batch[name]), -1)[:, first + 1 :][:, : chain.num_targets]
         values = own.long()[chain.counts[:, : own.shape[1]]].unique()  # long first: CUDA cannot pick from uint16
-        batch[name] = other_ids(batch[name], max(0, first + start), first + stop, values)
+        # Each of them in the stretch becomes the next larger one; what is not among them stays.
+        stretch = slice(max(0, first + start), first + stop)
+        flat = batch[name].reshape(len(batch[name]), -1).long().clone()
+        part = flat[:, stretch].contiguous()
+        place = torch.searchsorted(values, part).clamp(max=len(values) - 1)
+        flat[:, stretch] = torch.where(values[place] == part, values[(place + 1) % len(values)], part)
+        batch[name] = flat.reshape(batch[name].shape).to(batch[name].dtype)
     _, tracer = watch(context, micro._replace(batch=batch), is_exact=True)
     return tracer.loss_calls[chain.number]
-
-
-def other_ids(array: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
-    """Each id of the stretch becomes the next larger one of `values`; what is not among them stays."""
-    flat = array.reshape(len(array), -1).long().clone()
-    part = flat[:, start:stop].contiguous()
-    place = torch.searchsorted(values, part).clamp(max=len(values) - 1)
-    is_known = values[place] == part
-    flat[:, start:stop] = torch.where(is_known, values[(place + 1) % len(values)], part)
-    return flat.reshape(array.shape).to(array.dtype)

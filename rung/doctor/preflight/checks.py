@@ -22,7 +22,6 @@ from rung.doctor.preflight import (
     cut,
     inputs,
     leakage,
-    near_duplicates,
     numerics,
     objective,
     plan,
@@ -30,14 +29,11 @@ from rung.doctor.preflight import (
     rehearsal,
     scale,
 )
-from rung.doctor.preflight.result import Check, CheckContext, NotAsked, Result
+from rung.doctor.preflight.result import Check, CheckContext, NotApplicable, Result
 from rung.engine.build import Setup
 from rung.errors import RecipeError
 
-FILES = (
-    plan, provenance, leakage, near_duplicates, numerics, batches, scale, objective, causality, cut, inputs, copies,
-    rehearsal,
-)  # fmt: skip
+FILES = (plan, provenance, leakage, numerics, batches, scale, objective, causality, cut, inputs, copies, rehearsal)
 QUICK_S = 10.0  # after that the rest of the quick form is skipped: a large model on a slow device
 
 
@@ -50,35 +46,42 @@ def run_checks(context: CheckContext, report: Callable[[str, int, int], None] | 
     """All results, in order. `report(name, done, total)` is called before each check."""
     checks = [c for c in all_checks() if not context.is_quick or (c.is_quick and not c.changes_state)]
     results: list[Result] = []
-    begun, versions = time.monotonic(), _versions(context)
+
+    def add(name: str, level: str, seen: str, remedy: str = "") -> None:
+        results.append(Result(level, seen, remedy, name=name, rule=""))
+
+    def versions() -> dict[str, int]:
+        """How often each weight was written to: torch counts that, and a copy would take as much memory again."""
+        return {name: parameter._version for name, parameter in context.setup.state.model.named_parameters()}
+
+    begun, before = time.monotonic(), versions()
     for number, check in enumerate(checks):
         if report is not None:
             report(check.name, number, len(checks))
         if broken := context.shared.get("broken"):
-            results.append(Result("skip", f"skipped: {broken}", name=check.name, rule=""))
+            add(check.name, "skip", f"skipped: {broken}")
             continue
         if context.is_quick and time.monotonic() - begun > QUICK_S:
-            seen = f"skipped after {QUICK_S:g} s; `rung check` runs it"
-            results.append(Result("skip", seen, name=check.name, rule=""))
+            add(check.name, "skip", f"skipped after {QUICK_S:g} s; `rung check` runs it")
             continue
         with nullcontext() if check.changes_state else untouched(context.setup):
             try:
                 results += check(context)
-            except NotAsked as reason:
-                results.append(Result("skip", str(reason), name=check.name, rule=""))
+            except NotApplicable as reason:
+                add(check.name, "skip", str(reason))
             except RecipeError:  # a mistake that training would make too, with its place: nothing else is worth saying
                 raise
             except Exception as error:  # checks run code of other people
                 seen = f"the check failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 remedy = "fix the recipe if training fails like this too; if the recipe is right, please report a bug"
-                results.append(Result("warn", seen, remedy, name=check.name, rule=""))
-        now = _versions(context)
-        moved = [name for name, version in now.items() if versions.get(name) != version]
+                add(check.name, "warn", seen, remedy)
+        now = versions()
+        moved = [name for name, version in now.items() if before.get(name) != version]
         if moved and not check.changes_state:
             seen = f"a forward pass wrote into {moved[0]} (during: {check.name})"
             remedy = "change parameters through the optimizer only, and keep what a forward pass updates in buffers"
-            results.append(Result("warn", seen, remedy, name="weights stand still", rule=""))
-        versions = now
+            add("weights stand still", "warn", seen, remedy)
+        before = now
     return results
 
 
@@ -110,8 +113,3 @@ def untouched(setup: Setup) -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         setup.config.reads.intersection_update(reads)
-
-
-def _versions(context: CheckContext) -> dict[str, int]:
-    """How often each weight was written to: torch counts that, and a copy would take as much memory again."""
-    return {name: parameter._version for name, parameter in context.setup.state.model.named_parameters()}

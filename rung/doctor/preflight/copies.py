@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from rung.config import Config
-from rung.doctor.preflight.forward import forward
+from rung.doctor.preflight.forward import forward, gap_of
 from rung.doctor.preflight.result import CheckContext, Result, check
 from rung.engine import checkpoint
 from rung.engine.build import Setup, build
@@ -122,24 +122,27 @@ def ablate_inputs(setup: Setup) -> dict[str, Rise]:
 
 
 @check("same on the CPU", is_quick=False)
-def same_as_on_cpu(context: CheckContext) -> Iterator[Result]:
+def same_as_on_cpu(context: CheckContext) -> Result:
     setup = context.setup
     if setup.world.device.type == "cpu":
-        yield Result("skip", "the run itself is on the CPU")
-    elif setup.world.size > 1:
-        yield Result("skip", "runs on one rank only")
-    else:
-        try:
-            yield compare(setup, copy_of(setup, device="cpu", dtype="float32"))
-        except Exception as error:  # int8 layers, say, have no kernels there
-            yield Result("skip", f"the CPU cannot run it: {type(error).__name__}: {error}")
+        return Result("skip", "the run itself is on the CPU")
+    if setup.world.size > 1:
+        return Result("skip", "runs on one rank only")
+    try:
+        return compare(setup, copy_of(setup, device="cpu", dtype="float32"))
+    except Exception as error:  # int8 layers, say, have no kernels there
+        return Result("skip", f"the CPU cannot run it: {type(error).__name__}: {error}")
 
 
 def compare(setup: Setup, other: Setup) -> Result:
     """In eval mode, since dropout draws other numbers on each device."""
     (loss, norm), (other_loss, other_norm) = loss_and_norm(setup), loss_and_norm(other)
     limits = LIMITS[setup.precision.name]
-    apart = _apart(loss, other_loss), _apart(norm, other_norm)
+    # 0 if both are not finite in the same way, infinite if only one is.
+    apart = [
+        gap_of(a, b) if math.isfinite(a) and math.isfinite(b) else 0.0 if str(a) == str(b) else math.inf
+        for a, b in ((loss, other_loss), (norm, other_norm))
+    ]
     seen = (
         f"loss {loss:.6g} here and {other_loss:.6g} on the CPU ({apart[0]:.1e} apart, limit {limits[0]:g}), gradient "
         f"norm {norm:.6g} and {other_norm:.6g} ({apart[1]:.1e}, limit {limits[1]:g}) in {setup.precision.name}"
@@ -157,10 +160,3 @@ def loss_and_norm(setup: Setup) -> tuple[float, float]:
     gradients = torch.autograd.grad(mean, setup.state.objectives[0].parameters, allow_unused=True)
     norm = torch.nn.utils.get_total_norm([g.float() for g in gradients if g is not None])
     return float(mean.detach()), float(norm)
-
-
-def _apart(a: float, b: float) -> float:
-    """Relative difference; 0 if both are non-finite in the same way, infinite if only one is."""
-    if math.isfinite(a) and math.isfinite(b):
-        return abs(a - b) / max(abs(a), abs(b), 1e-12)
-    return 0.0 if str(a) == str(b) else math.inf

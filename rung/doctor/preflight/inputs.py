@@ -80,21 +80,18 @@ def sample_rows(context: CheckContext, stream: str, num_rows: int) -> dict[str, 
     most = (QUICK_BYTES if context.is_quick else MOST_BYTES) // max(1, num_bytes)
     sizes = [held_out.num_rows for held_out in setup.evaluator.streams.values()]
     stretch = min([setup.streams["train"].num_rows // NUM_STRETCHES, *sizes])
-    ids = spread_ids(of.num_rows, max(1, min(num_rows, most)), stretch)
+    wanted = max(1, min(num_rows, most))
+    each = wanted // NUM_STRETCHES
+    if each < 1 or stretch < each or of.num_rows < NUM_STRETCHES * stretch:
+        wanted = min(wanted, of.num_rows)
+        ids = np.arange(wanted) * of.num_rows // wanted
+    else:
+        starts = np.linspace(0, of.num_rows - stretch, NUM_STRETCHES).astype(np.int64)
+        ids = (starts[:, None] + np.arange(each) * stretch // each).reshape(-1)
     arrays = {n: np.asarray(a) for n, a in gather(of, ids, Draw(seed, step, np.arange(len(ids)))).items()}
     if context.is_quick:
         context.shared[kept] = arrays
     return dict(arrays)
-
-
-def spread_ids(num_rows: int, wanted: int, stretch: int) -> np.ndarray:
-    """Rows in NUM_STRETCHES equal stretches, one after the other; spread evenly where these do not fit."""
-    each = wanted // NUM_STRETCHES
-    if each < 1 or stretch < each or num_rows < NUM_STRETCHES * stretch:
-        wanted = min(wanted, num_rows)
-        return np.arange(wanted) * num_rows // wanted
-    starts = np.linspace(0, num_rows - stretch, NUM_STRETCHES).astype(np.int64)
-    return (starts[:, None] + np.arange(each) * stretch // each).reshape(-1)
 
 
 def _stats_of_store(context: CheckContext) -> dict[str, Any]:
@@ -127,14 +124,14 @@ def sound_inputs(context: CheckContext) -> Iterator[Result]:
         yield Result("pass", seen, detail="\n".join(lines))
 
 
-def _faults(context: CheckContext, look: ArrayStats, known: Mapping[str, Any]) -> Iterator[Result]:
-    name, array, fill = look.name, look.array, f"fill {look.name} where it is gathered, or leave it out"
-    if not np.isfinite(look.channels).all():
-        num_bad = int((~np.isfinite(look.channels)).sum())
+def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) -> Iterator[Result]:
+    name, array, fill = stats.name, stats.array, f"fill {stats.name} where it is gathered, or leave it out"
+    if not np.isfinite(stats.channels).all():
+        num_bad = int((~np.isfinite(stats.channels)).sum())
         seen = f"{name} has {num_bad} of {array.size} numbers that are not finite"
         yield Result("fail", seen, "repair or drop these rows before training")
         return
-    if look.is_mask or len(array) < 2:
+    if stats.is_mask or len(array) < 2:
         return
     if array.min() == array.max():
         if array.flat[0] != 1:  # ones are flags, or weights, that do not differ yet
@@ -151,7 +148,7 @@ def _faults(context: CheckContext, look: ArrayStats, known: Mapping[str, Any]) -
         return
 
     # Floats go into a model as they are, unless the store has statistics to bring them to a common scale.
-    if np.issubdtype(array.dtype, np.floating) and look.channels.shape[1] != len(known.get("mean", ())):
+    if np.issubdtype(array.dtype, np.floating) and stats.channels.shape[1] != len(known.get("mean", ())):
         low, high, mean, std = float(array.min()), float(array.max()), float(array.mean()), float(array.std())
         remedy = (
             f"if the model gets {name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
@@ -163,36 +160,34 @@ def _faults(context: CheckContext, look: ArrayStats, known: Mapping[str, Any]) -
             yield Result("warn", f"{name} has mean {mean:.4g} and deviation {std:.4g}", remedy)
 
     # Channels that vary neither here nor in more rows (a rare event is no dead channel), nor are known for it.
-    if look.is_ids or look.channels.shape[1] < 2:
+    if stats.is_ids or stats.channels.shape[1] < 2:
         return
     names: Sequence[str] = known.get("names", ())
-    names = names if len(names) == len(look.still) else [str(channel) for channel in range(len(look.still))]
-    suspects = [c for c in np.flatnonzero(look.still).tolist() if names[c] not in known.get("constant", ())]
+    names = names if len(names) == len(stats.still) else [str(channel) for channel in range(len(stats.still))]
+    suspects = [c for c in np.flatnonzero(stats.still).tolist() if names[c] not in known.get("constant", ())]
     if suspects:
         more = array_stats(name, sample_rows(context, "train", AGAIN_ROWS)[name])
         suspects = [c for c in suspects if more.still[c]]
     # All ones, as of a flag that is always up, or few rows: nothing to be said.
-    dead = [names[c] for c in suspects if look.mean[c] != 1 and len(array) >= QUICK_ROWS // 2]
+    dead = [names[c] for c in suspects if stats.mean[c] != 1 and len(array) >= QUICK_ROWS // 2]
     if dead:
         remedy = f"{fill}; or declare them constant in the store"
         yield Result("warn", f"{name} has channels that do not vary: {', '.join(dead)}", remedy)
 
 
 @check("declared inputs", "C1")
-def declared_inputs(context: CheckContext) -> Iterator[Result]:
+def declared_inputs(context: CheckContext) -> Result:
     """Whether the tensors that `Recipe.inputs` names are in a batch; probes of a run take them away by these names."""
     inputs = list(context.setup.recipe.inputs())
     if not inputs:
-        yield Result("skip", "the recipe declares none; see Recipe.inputs")
-        return
+        return Result("skip", "the recipe declares none; see Recipe.inputs")
     for stream in ("train", *list(context.setup.evaluator.streams)[:1]):
         there = list(sample_rows(context, stream, 1))
         for given in inputs:
             if missing := [tensor for tensor in given.tensors if tensor not in there]:
                 seen = f"{given.name} needs {missing[0]!r}, but a batch of {stream} has {', '.join(there)}"
-                yield Result("fail", seen, "name one of these in Recipe.inputs")
-                return
-    yield Result("pass", ", ".join(f"{i.name} ({', '.join(i.tensors)})" for i in inputs))
+                return Result("fail", seen, "name one of these in Recipe.inputs")
+    return Result("pass", ", ".join(f"{i.name} ({', '.join(i.tensors)})" for i in inputs))
 
 
 @check("train against eval sets", "D4")
@@ -203,15 +198,17 @@ def same_as_in_training(context: CheckContext) -> Iterator[Result]:
     """
     num_rows, known = QUICK_ROWS if context.is_quick else NUM_ROWS, _stats_of_store(context)
     train = {name: array_stats(name, a) for name, a in sample_rows(context, "train", num_rows).items()}
-    for look in train.values():
+    for stats in train.values():
         mean, std = np.array(known.get("mean", ())), np.array(known.get("std", ()))
-        if look.is_ids or look.channels.shape[1] != len(mean) or len(mean) < 2 or not np.isfinite(look.channels).all():
+        if stats.is_ids or len(mean) < 2 or stats.channels.shape[1] != len(mean):
+            continue
+        if not np.isfinite(stats.channels).all():
             continue
         # A store may leave out rows that do not count, and few rows of the sample may be of one kind: twice the limit.
-        far = np.abs(look.mean - mean) / std
+        far = np.abs(stats.mean - mean) / std
         if far.max() > 2 * SHIFT:
             c = int(far.argmax())
-            seen = f"{look.name}[{c}] has mean {look.mean[c]:.4g}, the store says {mean[c]:.4g}"
+            seen = f"{stats.name}[{c}] has mean {stats.mean[c]:.4g}, the store says {mean[c]:.4g}"
             remedy = "run `rung data` again; its statistics are stale"
             yield Result("warn", f"{seen} with deviation {std[c]:.4g}", remedy, name="inputs against the store")
     for stream in context.setup.evaluator.streams:
@@ -222,7 +219,7 @@ def same_as_in_training(context: CheckContext) -> Iterator[Result]:
             remedy = f"prepare {stream} exactly as train: same scale, same order of channels"
             yield Result("warn", "; ".join(faults), remedy, name=f"train against {stream}")
             continue
-        num_held = max((len(look.array) for look in held.values()), default=0)
+        num_held = max((len(stats.array) for stats in held.values()), default=0)
         seen = f"{len(train)} arrays of the same types; scales differ no more than parts of train do"
         if num_held < LEAST_ROWS:
             seen = f"{len(train)} arrays of the same types; {num_held} rows are too few to compare scales"
@@ -246,9 +243,16 @@ def _shifted(train: ArrayStats, held: ArrayStats, known: Mapping[str, Any]) -> I
     if not ok.any() or not is_finite or len(held.array) < LEAST_ROWS:
         return
     std = np.where(ok, train.std, 1)
-    usual_shift, usual_ratio = _between_stretches(train, std)
     shift = np.where(ok, np.abs(held.mean - train.mean) / std, 0)
     ratio = np.where(ok, np.abs(np.log(np.maximum(held.std, 1e-12) / std)), 0)
+    # The largest shift and log ratio that a stretch of train has against all of it.
+    usual_shift, usual_ratio = np.zeros(len(std)), np.zeros(len(std))
+    if each := len(train.channels) // NUM_STRETCHES:
+        parts = train.channels[: each * NUM_STRETCHES].reshape(NUM_STRETCHES, each, -1)
+        part_std = parts.std(1)
+        usual_shift = (np.abs(parts.mean(1) - train.mean) / std).max(0)
+        usual_ratio = np.abs(np.log(np.maximum(part_std, 1e-12) / std)).max(0)
+        usual_ratio = np.where(part_std.min(0) > 0, usual_ratio, 0)
     if ((shift - usual_shift) > SHIFT).any():
         c = int((shift - usual_shift).argmax())
         straight, reverse = (float(np.abs(means - train.mean).sum()) for means in (held.mean, held.mean[::-1]))
@@ -263,22 +267,11 @@ def _shifted(train: ArrayStats, held: ArrayStats, known: Mapping[str, Any]) -> I
         yield f"{name} lies in {ranges[0]} in train and in {ranges[1]} here"
 
 
-def _between_stretches(look: ArrayStats, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The largest shift and log ratio that a stretch of train has against all of it, by channel."""
-    each = len(look.channels) // NUM_STRETCHES
-    if not each:
-        return np.zeros(len(std)), np.zeros(len(std))
-    parts = look.channels[: each * NUM_STRETCHES].reshape(NUM_STRETCHES, each, -1)
-    shift = np.abs(parts.mean(1) - look.mean) / std
-    ratio = np.abs(np.log(np.maximum(parts.std(1), 1e-12) / std))
-    return shift.max(0), np.where(parts.std(1).min(0) > 0, ratio.max(0), 0)
-
-
-def _range(look: ArrayStats) -> str:
+def _range(stats: ArrayStats) -> str:
     """The usual range that pictures and sound fill to the brim, if it is one."""
-    if look.array.ndim < 3 or not np.issubdtype(look.array.dtype, np.floating):
+    if stats.array.ndim < 3 or not np.issubdtype(stats.array.dtype, np.floating):
         return ""
-    low, high = float(look.array.min()), float(look.array.max())
+    low, high = float(stats.array.min()), float(stats.array.max())
     for a, b in ((0, 255), (0, 1), (-1, 1)):
         if abs(low - a) <= 0.02 * (b - a) and abs(high - b) <= 0.02 * (b - a):
             return f"[{a}, {b}]"

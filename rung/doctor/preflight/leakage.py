@@ -3,7 +3,13 @@
 Rows are compared by hashes of their content, which is what does not change with the draw; rows of ids also by their
 windows of 50. How often windows of train are found elsewhere in train is no leak: chorales share phrases (1.7 % of
 windows, in any split). The work is bounded by the clock: where train was sampled, shares are divided by the share of it
-that was seen. Films have neighbours rather than duplicates; see near_duplicates.py.
+that was seen.
+
+Of a film that was split frame by frame no eval frame is in train, but the ones before and after it are. Frames are
+shrunk to 8 x 8 greys. An eval frame that has a training frame as near as neighbours in time are has probably been seen
+in training; of a split frame by frame that is true of half of the frames or more. A car that drives laps comes by the
+same place again in any split (64 % of the frames of such a film), so the same is asked of training frames and all of
+train but the frames around them.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +38,12 @@ FREQUENT = 10  # occurrences of a window in the training rows seen
 # say less than they seem to, and whoever overfits a few rows on purpose evaluates on them.
 DUPLICATES, OVERLAP = 0.001, 0.01
 LEAST_ROWS = 2  # one row alone may be chance
-AROUND = 50  # rows before and after one that may be of the same piece, which may repeat itself
+AROUND = 50  # rows before and after one that may be of the same piece, which may repeat itself, or show the same moment
+EVAL_FRAMES, TRAIN_FRAMES, FRAME_PAIRS = 64, 1500, 200
+MOST_BYTES = 1_000_000_000  # of frames to gather
+SIDE = 8
+FILM = 0.5  # distance of neighbours over that of any two: above it rows are no film
+SHARE = 0.25  # of eval frames that have such a neighbour, beyond the share of training frames
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
 
 
@@ -83,9 +95,13 @@ def content(train: Stream, held: Stream, seed: int) -> list[str]:
         for name, array in once.items()
         if name in other
         and (array.shape, array.dtype) == (other[name].shape, other[name].dtype)
-        and array.shape == again[name].shape
         and np.array_equal(array, again[name])
     ]
+
+
+def evenly(num_rows: int, wanted: int) -> np.ndarray:
+    """So many ids, spread over all rows."""
+    return np.arange(wanted) * num_rows // wanted
 
 
 class Overlap(NamedTuple):
@@ -124,7 +140,7 @@ def _by_row(owners: np.ndarray, is_shared: np.ndarray, is_counted: np.ndarray) -
 def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, seconds: float) -> RowHashes:
     """Hashes of rows spread over a set; in an order that leaves the same picture whenever the time is up."""
     begun, done, size = time.monotonic(), 0, FIRST_CHUNK
-    ids = np.arange(num_rows) * stream.num_rows // num_rows
+    ids = evenly(stream.num_rows, num_rows)
     ids = ids[np.random.default_rng(seed).permutation(num_rows)]
     hashes, windows, owners = [], [], []
     while done < num_rows:
@@ -197,3 +213,79 @@ def rolling(ids: np.ndarray, width: int) -> np.ndarray:
         sums = np.cumsum(scramble(ids.astype(np.uint64)) * powers, axis=1, dtype=np.uint64)
         sums = np.concatenate([np.zeros((len(ids), 1), np.uint64), sums], axis=1)
         return np.asarray((sums[:, width:] - sums[:, :-width]) * back[: ids.shape[1] - width + 1])
+
+
+@check("eval frames apart from train", "E7", is_quick=False)
+def frames_apart(context: CheckContext) -> Iterator[Result]:
+    train, seed = context.setup.streams["train"], context.setup.cfg.seed
+    one = gather(train, np.zeros(1, np.int64), Draw(seed, 0, np.arange(1)))
+    frame_sizes = {
+        name: (int(np.prod(sorted(a.shape[-3:])[1:])), -a.size)
+        for name, a in one.items() if a.ndim >= 4 and (a.dtype == np.uint8 or a.dtype.kind == "f")
+    }  # fmt: skip
+    if not frame_sizes:
+        return
+    array = max(frame_sizes, key=lambda name: frame_sizes[name])  # the largest pictures, the fewest of them a row
+    for name, held in context.setup.evaluator.streams.items():
+        result = Result("skip", f"only {held.num_rows} rows")
+        if held.num_rows >= EVAL_FRAMES // 4:
+            most = max(100, MOST_BYTES // max(1, sum(a.nbytes for a in one.values())) // 2)
+            result = compare_frames(train, held, array, seed, most)
+        yield replace(result, name=f"{name} has no neighbours in train")
+
+
+def shrunk(stream: Stream, name: str, ids: np.ndarray, step: int, seed: int) -> np.ndarray:
+    """(rows, 64) the first picture of each row, as greys."""
+    parts = []
+    for start in range(0, len(ids), 64):
+        some = ids[start : start + 64]
+        array = gather(stream, some, Draw(seed, step, np.arange(len(some))))[name]
+        while array.ndim > 4:
+            array = array[:, 0]
+        axis = -1 if array.shape[-1] <= 4 else 1
+        greys = array.astype(np.float32).mean(axis)
+        cells = [np.array_split(strip, SIDE, axis=2) for strip in np.array_split(greys, SIDE, axis=1)]
+        parts.append(np.stack([cell.mean((1, 2)) for strip in cells for cell in strip if cell.size], axis=1))
+    return np.concatenate(parts)
+
+
+def compare_frames(train: Stream, held: Stream, name: str, seed: int, most: int) -> Result:
+    """With at most so many rows of train."""
+    num_train, num_pairs = min(TRAIN_FRAMES, train.num_rows, most), min(FRAME_PAIRS, train.num_rows - 1, most // 4)
+    if num_pairs < 2:
+        return Result("skip", f"train has {train.num_rows} rows")
+    pairs = evenly(train.num_rows - 1, num_pairs)
+    first, next_ = (shrunk(train, name, pairs + k, 0, seed) for k in (0, 1))
+    near = np.linalg.norm(first - next_, axis=1)
+    far = np.median(np.linalg.norm(first - np.roll(first, num_pairs // 2, axis=0), axis=1))
+    limit = float(np.median(near))
+    if not 0 < limit < FILM * far:
+        seen = f"rows of {name} that follow each other are {limit:.3g} apart, any two {far:.3g}: no film"
+        return Result("skip", seen)
+    spread = evenly(train.num_rows, num_train)
+    coarse = shrunk(train, name, spread, 0, seed)
+    gap = -(-train.num_rows // num_train)
+
+    def nearest(frame: np.ndarray, own: int | None = None) -> float:
+        """The distance to the nearest training frame: the best of some, then of all around that one; not near `own`."""
+        distances = np.linalg.norm(coarse - frame, axis=1)
+        if own is not None:
+            distances = np.where(np.abs(spread - own) > AROUND, distances, np.inf)
+        if gap == 1 or np.isinf(distances).all():
+            return float(distances.min())
+        best = int(spread[distances.argmin()])
+        around = np.unique(np.clip(np.arange(best - gap, best + gap + 1), 0, train.num_rows - 1))[:64]
+        near = np.linalg.norm(shrunk(train, name, around, 0, seed) - frame, axis=1)
+        return float(min(distances.min(), near.min()))
+
+    ids = evenly(held.num_rows, min(EVAL_FRAMES, held.num_rows))
+    own = evenly(train.num_rows, len(ids))
+    of_eval = np.array([nearest(frame) for frame in shrunk(held, name, ids, EVAL_STEP, seed)])
+    of_train = np.array([nearest(f, i) for f, i in zip(shrunk(train, name, own, 0, seed), own.tolist())])
+    share, usual = float((of_eval <= limit).mean()), float((of_train <= limit).mean())
+    seen = (
+        f"{share:.0%} of {len(ids)} frames have a frame of train as near ({limit:.3g}) as neighbours in time are, "
+        f"{usual:.0%} of frames of train have one elsewhere in train; any two are {far:.3g} apart"
+    )
+    remedy = "split by episode, or by blocks of time with a gap between them, not by frame"
+    return Result("warn" if share - usual > SHARE else "pass", seen, remedy)

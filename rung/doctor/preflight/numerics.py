@@ -8,7 +8,6 @@ calling the constructor, whose arguments nobody kept.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @check("optimizer dry run", "N5")
-def dry_run(context: CheckContext) -> Iterator[Result]:
+def dry_run(context: CheckContext) -> Result:
     """Steps a copy of every (optimizer, group, dtype) with g = 0 and g = 1e-4."""
     peak = context.setup.cfg.lr.learning_rate or 1e-3
     names = {id(p): name for name, p in context.setup.state.model.named_parameters()}
@@ -48,11 +47,10 @@ def dry_run(context: CheckContext) -> Iterator[Result]:
             "keep trained parameters in float32 and compute in half precision with system.dtype; or use a fused "
             "optimizer, or an eps of 1e-6 or more"
         )
-        yield Result("fail", seen, remedy)
-    elif not_tried:
-        yield Result("skip", f"{tried} groups fine; could not step {not_tried[0]}")
-    else:
-        yield Result("pass", f"{tried} groups step to finite numbers")
+        return Result("fail", seen, remedy)
+    if not_tried:
+        return Result("skip", f"{tried} groups fine; could not step {not_tried[0]}")
+    return Result("pass", f"{tried} groups step to finite numbers")
 
 
 def step_on_copy(
@@ -80,7 +78,7 @@ def step_on_copy(
 
 
 @check("parameter dtypes", "N5")
-def dtypes(context: CheckContext) -> Iterator[Result]:
+def dtypes(context: CheckContext) -> Result:
     """Half-precision weights that are trained have no room for small updates; frozen ones are fine."""
     names = {id(p): name for name, p in context.setup.state.model.named_parameters()}
     trained = [p for o in context.setup.state.objectives for p in o.parameters]
@@ -92,14 +90,13 @@ def dtypes(context: CheckContext) -> Iterator[Result]:
             "leave them in float32: an update below 1/256 (bfloat16) or 1/2048 (float16) of a weight is rounded away; "
             "system.dtype sets the precision of forward and backward"
         )
-        yield Result("warn", seen, remedy)
-    else:
-        more = f"; {frozen} frozen in half precision" if frozen else ""
-        yield Result("pass", f"{len(trained)} trained tensors, none in half precision{more}")
+        return Result("warn", seen, remedy)
+    more = f"; {frozen} frozen in half precision" if frozen else ""
+    return Result("pass", f"{len(trained)} trained tensors, none in half precision{more}")
 
 
 @check("finite weights", "N3")
-def finite_weights(context: CheckContext) -> Iterator[Result]:
+def finite_weights(context: CheckContext) -> Result:
     """Parameters must be finite. In buffers only NaN is an error: a mask is made of infinities."""
     model = context.setup.state.model
     with torch.no_grad():
@@ -108,6 +105,5 @@ def finite_weights(context: CheckContext) -> Iterator[Result]:
     if bad:
         context.shared["broken"] = f"{bad[0]} is not finite"
         seen = f"not finite before the first step: {', '.join(bad[:5])}"
-        yield Result("fail", seen, "check how it is initialised, or the checkpoint it came from")
-    else:
-        yield Result("pass", f"{sum(1 for _ in model.parameters())} parameters, and buffers without NaN")
+        return Result("fail", seen, "check how it is initialised, or the checkpoint it came from")
+    return Result("pass", f"{sum(1 for _ in model.parameters())} parameters, and buffers without NaN")

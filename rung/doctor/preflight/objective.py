@@ -7,7 +7,7 @@ compared, and the result says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rung.doctor.preflight.batches import is_place
 from rung.doctor.preflight.forward import gap_of, in_eval, mean_of, watch
-from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
+from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
 from rung.engine.evaluate import Evaluator
-from rung.engine.op_tracer import LossCall, OpTracer
+from rung.engine.op_tracer import OpTracer
 from rung.engine.parallel import World
 from rung.engine.prefetch import Micro
 from rung.random import Draw
@@ -30,24 +30,33 @@ SAME_EVAL = 1e-6
 SHOWN = 24  # positions of a listed row at either end; between them only those around a change
 
 
-def counted(loss: Loss, judged: Sequence[LossCall]) -> list[Tensor | None]:
-    """Per call of a loss function, in the shape of its targets: whether the target counts. None: cannot be seen."""
-    found: list[Tensor | None] = []
-    for one in judged:
+class _LossTrace(NamedTuple):
+    """A forward, and per call of a loss function, in the shape of its targets, which count; None: cannot be seen."""
+
+    loss: Loss
+    tracer: OpTracer
+    counted: list[Tensor | None]
+    mean: float
+
+
+def _trace_loss(context: CheckContext, micro: Micro, is_training: bool = False) -> _LossTrace:
+    loss, tracer = watch(context, micro, is_training)
+    counted: list[Tensor | None] = []
+    for call in tracer.loss_calls:
         gradient = None
-        if one.predictions.requires_grad and loss.sum.requires_grad:
-            (gradient,) = torch.autograd.grad(loss.sum, one.predictions, retain_graph=True, allow_unused=True)
+        if call.predictions.requires_grad and loss.sum.requires_grad:
+            (gradient,) = torch.autograd.grad(loss.sum, call.predictions, retain_graph=True, allow_unused=True)
         if gradient is None:
-            found.append(None)
-        elif one.ignore_index is not None and gradient.dim() > one.targets.dim():
-            found.append((gradient != 0).any(dim=min(1, gradient.dim() - 1)))
+            counted.append(None)
+        elif call.ignore_index is not None and gradient.dim() > call.targets.dim():
+            counted.append((gradient != 0).any(dim=min(1, gradient.dim() - 1)))
         else:
-            found.append(gradient != 0)
-    return found
+            counted.append(gradient != 0)
+    return _LossTrace(loss, tracer, counted, mean_of(loss.sum, loss.count))
 
 
 @check("same objective", "E3")
-def same_objective(context: CheckContext) -> Iterator[Result]:
+def same_objective(context: CheckContext) -> Result:
     """One batch through the loss as in training and as in eval.
 
     Counts and counted targets must be equal: an eval over other targets measures something else, and at step 0 the
@@ -61,17 +70,17 @@ def same_objective(context: CheckContext) -> Iterator[Result]:
     because the same targets are judged.
     """
     rows, tolerance = context.micro, SAME_LOSS[context.setup.precision.name]
-    in_training, as_train, as_eval = _judge(context, rows, True), _judge(context, rows), _judge(context, in_eval(rows))
+    in_training, as_train = (_trace_loss(context, rows, is_training) for is_training in (True, False))
+    as_eval = _trace_loss(context, in_eval(rows))
     detail = listing(rows, as_eval.tracer, as_eval.counted)
     differing = _other_targets(as_train, as_eval) or _other_targets(in_training, as_eval)
-    gap, again = gap_of(as_train.mean, as_eval.mean), as_train
+    gap, next_draw = gap_of(as_train.mean, as_eval.mean), as_train
     if differing or gap > tolerance:
-        again = _judge(context, rows._replace(draw=replace(rows.draw, step=rows.draw.step + 1)))
+        next_draw = _trace_loss(context, rows._replace(draw=replace(rows.draw, step=rows.draw.step + 1)))
     if differing:
-        if drawn := _other_targets(as_train, again):
-            raise NotAsked(f"the targets are drawn by step: of two training draws, {drawn}")
-        yield Result("fail", differing, "give training and eval one mask", detail=detail)
-        return
+        if drawn := _other_targets(as_train, next_draw):
+            raise NotApplicable(f"the targets are drawn by step: of two training draws, {drawn}")
+        return Result("fail", differing, "give training and eval one mask", detail=detail)
 
     seen = f"{float(as_eval.loss.count):g} targets"
     if all(one is None for one in as_eval.counted):
@@ -81,32 +90,16 @@ def same_objective(context: CheckContext) -> Iterator[Result]:
     only = sorted(train.keys() ^ evaluated.keys())
     gaps = [gap_of(mean_of(*train[name]), mean_of(*evaluated[name])) for name in train.keys() & evaluated.keys()]
     if gap <= tolerance:
-        yield Result("pass", seen, detail=detail)
-    elif only and all(gap <= tolerance for gap in gaps):
-        yield Result("pass", f"{seen}; only one of them has {', '.join(only)}", detail=detail)
-    elif gap_of(as_train.mean, again.mean) > tolerance:
-        yield Result("pass", f"{seen}; two training draws differ as much", detail=detail)
-    else:
-        remedy = "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both"
-        yield Result("warn", f"{seen}: a difference of {gap:.2g}", remedy, detail=detail)
+        return Result("pass", seen, detail=detail)
+    if only and all(gap <= tolerance for gap in gaps):
+        return Result("pass", f"{seen}; only one of them has {', '.join(only)}", detail=detail)
+    if gap_of(as_train.mean, next_draw.mean) > tolerance:
+        return Result("pass", f"{seen}; two training draws differ as much", detail=detail)
+    remedy = "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both"
+    return Result("warn", f"{seen}: a difference of {gap:.2g}", remedy, detail=detail)
 
 
-class _Judged(NamedTuple):
-    loss: Loss
-    tracer: OpTracer
-    counted: list[Tensor | None]
-
-    @property
-    def mean(self) -> float:
-        return mean_of(self.loss.sum, self.loss.count)
-
-
-def _judge(context: CheckContext, micro: Micro, is_training: bool = False) -> _Judged:
-    loss, tracer = watch(context, micro, is_training)
-    return _Judged(loss, tracer, counted(loss, tracer.loss_calls))
-
-
-def _other_targets(a: _Judged, b: _Judged) -> str:
+def _other_targets(a: _LossTrace, b: _LossTrace) -> str:
     """How the counted targets differ; empty where they do not. Calls that only one side makes are not compared."""
     if float(a.loss.count) != float(b.loss.count):
         return f"the same rows have {float(a.loss.count):g} targets in training and {float(b.loss.count):g} in eval"
@@ -162,12 +155,12 @@ def listing_lines(inputs: Sequence[int | None], targets: Sequence[int], marks: S
 
 
 @check("same eval twice", "E4")
-def same_eval(context: CheckContext) -> Iterator[Result]:
+def same_eval(context: CheckContext) -> Result:
     """Two evals of the same weights: equal, in eval mode, and without a trace."""
     setup, model = context.setup, context.setup.state.model
     streams = dict(list(setup.evaluator.streams.items())[: 1 if context.is_quick else None])
     if not streams:
-        raise NotAsked("the recipe has no eval set")
+        raise NotApplicable("the recipe has no eval set")
     in_training: set[str] = set()
 
     def loss(batch: Batch, draw: Draw) -> Loss:
@@ -203,7 +196,6 @@ def same_eval(context: CheckContext) -> Iterator[Result]:
             "register every module with its parent, and make dropout and statistics depend on self.training; draw "
             "random numbers through `draw`"
         )
-        yield Result("fail", "; ".join(wrong), remedy)
-    else:
-        values = ", ".join(f"{name} {values['loss']:.4g}" for name, values in first.items())
-        yield Result("pass", f"{values}, twice; no dropout, no buffer moved")
+        return Result("fail", "; ".join(wrong), remedy)
+    values = ", ".join(f"{name} {values['loss']:.4g}" for name, values in first.items())
+    return Result("pass", f"{values}, twice; no dropout, no buffer moved")

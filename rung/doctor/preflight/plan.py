@@ -26,15 +26,13 @@ MOST_POINTS = 20_000  # of the schedule that are looked at, besides all near its
 
 
 @check("schedule against budget", "O10")
-def schedule_against_budget(context: CheckContext) -> Iterator[Result]:
+def schedule_against_budget(context: CheckContext) -> Result:
     setup, schedule, budget = context.setup, context.setup.schedule, context.setup.cfg.optimizer.max_iters
     if schedule.shape not in FALLING:
-        yield Result("pass", f"{schedule.shape} has no horizon; peak {schedule.peak:g}")
-        return
+        return Result("pass", f"{schedule.shape} has no horizon; peak {schedule.peak:g}")
     if setup.num_steps is None:
         seen = f"only time ends the run ({budget}); the rate reaches its floor at step {schedule.decay_steps}"
-        yield Result("skip", f"{seen}; the rehearsal of `rung check` compares them")
-        return
+        return Result("skip", f"{seen}; the rehearsal of `rung check` compares them")
     # Each limit of the budget that can be counted, as the user wrote its unit, in steps.
     limits = {"steps": Budget(steps=budget.steps), "tokens": Budget(targets=budget.targets),
               "epochs": Budget(epochs=budget.epochs)}  # fmt: skip
@@ -48,7 +46,7 @@ def schedule_against_budget(context: CheckContext) -> Iterator[Result]:
     )
     remedy = f"set lr.lr_decay_iters={setup.num_steps}, or leave it out: it follows optimizer.max_iters"
     faults = "; ".join(schedule_faults(schedule, setup.num_steps))
-    yield Result("warn" if faults else "pass", f"{faults}. {seen}" if faults else seen, remedy)
+    return Result("warn" if faults else "pass", f"{faults}. {seen}" if faults else seen, remedy)
 
 
 def schedule_faults(schedule: Schedule, num_steps: int) -> Iterator[str]:
@@ -63,27 +61,24 @@ def schedule_faults(schedule: Schedule, num_steps: int) -> Iterator[str]:
 
 
 @check("warm-up", "O10")
-def warm_up(context: CheckContext) -> Iterator[Result]:
+def warm_up(context: CheckContext) -> Result:
     setup, schedule = context.setup, context.setup.schedule
     length = setup.num_steps or (schedule.decay_steps if schedule.shape in FALLING else None)
     steps = schedule.warmup_steps
     if not steps:
-        yield Result("pass", f"none: the first update has the rate {schedule.lr(0):g}")
-        return
-    rates = np.array([schedule.lr(step) for step in _points(schedule, steps)])
-    if (np.diff(rates) < 0).any():
-        yield Result("fail", "the rate falls during the warm-up", "raise lr.learning_rate above its start")
-    elif length is None:
-        yield Result("skip", f"{steps} steps; only time ends the run, so their share is not known")
-    elif steps > MOST_WARMUP * length:
+        return Result("pass", f"none: the first update has the rate {schedule.lr(0):g}")
+    if (np.diff([schedule.lr(step) for step in _points(schedule, steps)]) < 0).any():
+        return Result("fail", "the rate falls during the warm-up", "raise lr.learning_rate above its start")
+    if length is None:
+        return Result("skip", f"{steps} steps; only time ends the run, so their share is not known")
+    if steps > MOST_WARMUP * length:
         seen = f"{steps} of {length} steps ({steps / length:.0%}) are warm-up; more than {MOST_WARMUP:.0%} is unusual"
-        yield Result("warn", seen, f"set lr.warmup_iters={max(1, length // 20)}, or train longer")
-    else:
-        yield Result("pass", f"{steps} of {length} steps ({steps / length:.1%})")
+        return Result("warn", seen, f"set lr.warmup_iters={max(1, length // 20)}, or train longer")
+    return Result("pass", f"{steps} of {length} steps ({steps / length:.1%})")
 
 
 @check("shape of the rate", "O10")
-def shape_of_rate(context: CheckContext) -> Iterator[Result]:
+def shape_of_rate(context: CheckContext) -> Result:
     """Jumps, rates that contradict each other, and a schedule that does nothing."""
     setup, s = context.setup, context.setup.schedule
     groups = [(o.name, group) for o in setup.stepper.objectives for x in o.optimizers for group in x.param_groups]
@@ -93,36 +88,28 @@ def shape_of_rate(context: CheckContext) -> Iterator[Result]:
     odd = [objective for objective, scale in scales if not (math.isfinite(scale) and scale > 0)]
     if not s.start <= s.peak >= s.floor:
         remedy = "lower lr.warmup_start_lr or lr.min_lr, or raise lr.learning_rate"
-        yield Result("fail", f"a rate lies above the peak: {seen}", remedy)
-    elif odd:
-        yield Result("warn", f"{', '.join(odd)} would not be trained: {seen}", "give lr_scale a number above 0")
-    elif idle := _does_nothing(context):
-        yield Result("warn", f"{idle[0]}: {seen}", idle[1])
-    elif jump := largest_jump(s, setup.num_steps or s.decay_steps):
+        return Result("fail", f"a rate lies above the peak: {seen}", remedy)
+    if odd:
+        return Result("warn", f"{', '.join(odd)} would not be trained: {seen}", "give lr_scale a number above 0")
+    if s.peak == 0:
+        return Result("warn", f"the learning rate is 0: {seen}", "set lr.learning_rate")
+    if s.shape in FALLING and s.floor == s.peak:
+        remedy = "lower lr.min_lr, or set lr.decay_lr=false"
+        return Result("warn", f"{s.shape} falls from {s.peak:g} to {s.floor:g}: {seen}", remedy)
+    if s.shape == "plateau":
+        if s.plateau_factor == 1.0 or s.floor == s.peak:
+            remedy = "set lr.plateau_factor below 1 and lr.min_lr below lr.learning_rate"
+            return Result("warn", f"plateau never lowers the rate: {seen}", remedy)
+        every = None if setup.cfg.eval_interval.is_never else setup.rate.steps(setup.cfg.eval_interval)
+        num_evals = (setup.num_steps // max(1, every) if every else 1) if setup.num_steps else math.inf
+        if num_evals <= s.plateau_patience:
+            waits = f"plateau waits for {s.plateau_patience} evals without a new best, and the run has {num_evals}"
+            return Result("warn", f"{waits}: {seen}", "lower eval_interval or lr.plateau_patience")
+    if jump := largest_jump(s, setup.num_steps or s.decay_steps):
         step, change = jump
         seen = f"the rate changes by {change / s.peak:.0%} of its peak in one step, at step {step}; {seen}"
-        yield Result("warn", seen, "give the fall more steps: raise lr.wsd_decay_fraction")
-    else:
-        yield Result("pass", seen)
-
-
-def _does_nothing(context: CheckContext) -> tuple[str, str] | None:
-    """Why the schedule has no effect, and the remedy."""
-    s, setup = context.setup.schedule, context.setup
-    if s.peak == 0:
-        return "the learning rate is 0", "set lr.learning_rate"
-    if s.shape in FALLING and s.floor == s.peak:
-        return f"{s.shape} falls from {s.peak:g} to {s.floor:g}", "lower lr.min_lr, or set lr.decay_lr=false"
-    if s.shape != "plateau":
-        return None
-    if s.plateau_factor == 1.0 or s.floor == s.peak:
-        return "plateau never lowers the rate", "set lr.plateau_factor below 1 and lr.min_lr below lr.learning_rate"
-    every = None if setup.cfg.eval_interval.is_never else setup.rate.steps(setup.cfg.eval_interval)
-    num_evals = (setup.num_steps // max(1, every) if every else 1) if setup.num_steps else None
-    if num_evals is not None and num_evals <= s.plateau_patience:
-        seen = f"plateau waits for {s.plateau_patience} evals without a new best, and the run has {num_evals}"
-        return seen, "lower eval_interval or lr.plateau_patience"
-    return None
+        return Result("warn", seen, "give the fall more steps: raise lr.wsd_decay_fraction")
+    return Result("pass", seen)
 
 
 def largest_jump(schedule: Schedule, length: int) -> tuple[int, float] | None:
@@ -131,15 +118,13 @@ def largest_jump(schedule: Schedule, length: int) -> tuple[int, float] | None:
     rates = np.array([[schedule.lr(step), schedule.lr(step + 1)] for step in points])
     changes = np.abs(rates[:, 1] - rates[:, 0])
     worst = int(changes.argmax())
-    fall, rise = schedule.peak - schedule.floor, schedule.peak - schedule.start
-    room = max(1, schedule.decay_steps - schedule.warmup_steps)
-    num_falling = room
+    num_falling = room = max(1, schedule.decay_steps - schedule.warmup_steps)
     if schedule.shape == "wsd":
         num_falling = max(min(SHORTEST_FALL, room), round(schedule.wsd_decay_fraction * schedule.decay_steps))
-    explained = [math.pi / 2 * fall / num_falling]
+    explained = math.pi / 2 * (schedule.peak - schedule.floor) / num_falling
     if schedule.warmup_steps:
-        explained.append(rise / schedule.warmup_steps)
-    return (points[worst], float(changes[worst])) if changes[worst] > 2 * max(explained) else None
+        explained = max(explained, (schedule.peak - schedule.start) / schedule.warmup_steps)
+    return (points[worst], float(changes[worst])) if changes[worst] > 2 * explained else None
 
 
 def _points(schedule: Schedule, length: int) -> list[int]:

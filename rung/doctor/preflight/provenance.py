@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from rung.doctor.preflight.result import CheckContext, Result, check
@@ -19,7 +18,7 @@ NUM_NAMED = 5
 
 
 @check("twin keys", "R1")
-def twin_keys(context: CheckContext) -> Iterator[Result]:
+def twin_keys(context: CheckContext) -> Result:
     """One name in two sections with two values, where the defaults are equal and somebody set one of them.
 
     Names of one word (width, every, noise) mean something else in each section, and a section that is used twice has
@@ -41,37 +40,33 @@ def twin_keys(context: CheckContext) -> Iterator[Result]:
     if differ:
         seen = "; ".join(f"{a}={config.values[a]}, but {b}={config.values[b]}" for a, b in differ)
         remedy = f"set both, or only the one that the other follows: {differ[0][0]} and {differ[0][1]} have one name"
-        yield Result("warn", seen, remedy)
-    else:
-        yield Result("pass", f"{len(twins)} pairs of keys share a name, and agree")
+        return Result("warn", seen, remedy)
+    return Result("pass", f"{len(twins)} pairs of keys share a name, and agree")
 
 
 @check("committed code", "R2")
-def uncommitted_code(context: CheckContext) -> Iterator[Result]:
+def uncommitted_code(context: CheckContext) -> Result:
     """What differs from the last commit; new files count only if they are code."""
     root = Path.cwd()
     try:
         tree = WorkingTree.find(root)
         if tree is None:
-            yield Result("skip", f"{root} is not in git; a copy of the code is kept with the run")
-            return
+            return Result("skip", f"{root} is not in git; a copy of the code is kept with the run")
         lines = os.fsdecode(tree.git("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all").stdout)
     except (SnapshotError, OSError) as error:
-        yield Result("skip", f"git failed ({error}); a copy of the code is kept with the run")
-        return
+        return Result("skip", f"git failed ({error}); a copy of the code is kept with the run")
     entries = [(line[:2], line[3:]) for line in lines.split("\0") if line]
     changed = [path for status, path in entries if status != "??" or path.endswith(CODE)]
     if changed:
         more = f" and {len(changed) - NUM_NAMED} more" if len(changed) > NUM_NAMED else ""
         seen = f"{len(changed)} files differ from the last commit: {', '.join(changed[:NUM_NAMED])}{more}"
         remedy = "commit them, so that the run can be named by a commit; the tree is kept with the run as it is"
-        yield Result("warn", seen, remedy)
-    else:
-        yield Result("pass", "the working tree is as committed")
+        return Result("warn", seen, remedy)
+    return Result("pass", "the working tree is as committed")
 
 
 @check("recipe in the kept folder", "R2")
-def recipe_is_kept(context: CheckContext) -> Iterator[Result]:
+def recipe_is_kept(context: CheckContext) -> Result:
     """Whether the modules of the recipe are kept with the run. Installed ones are known by their version."""
     root = Path.cwd().resolve()
     try:
@@ -90,9 +85,8 @@ def recipe_is_kept(context: CheckContext) -> Iterator[Result]:
         lost = ", ".join(map(str, [*outside, *ignored][:NUM_NAMED]))
         why = f"outside of {kept}" if outside else "ignored by git"
         remedy = f"start from the folder that holds the recipe, or move it below {kept} and out of .gitignore"
-        yield Result("warn", f"{lost}: {why}, so it is not kept with the run", remedy)
-    else:
-        yield Result("pass", f"{len(inside)} modules of the recipe are in {kept}, the rest is installed")
+        return Result("warn", f"{lost}: {why}, so it is not kept with the run", remedy)
+    return Result("pass", f"{len(inside)} modules of the recipe are in {kept}, the rest is installed")
 
 
 def _modules_of(recipe_module: str) -> list[Path]:

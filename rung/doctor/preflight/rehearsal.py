@@ -33,9 +33,7 @@ from rung.random import Draw
 from rung.units import Budget, duration, size
 
 # Keys of the engine that only the loop or the command line reads, after everything that is looked at here.
-LATE = (
-    "eval_interval", "sample_interval", "eval_only", "logging.", "signals.", "system.data_workers",
-)  # fmt: skip
+LATE = ("eval_interval", "sample_interval", "eval_only", "logging.", "signals.", "system.data_workers")
 FULL = 0.95  # of the device's memory: a longer row, or fragments, will not fit
 T = TypeVar("T")
 
@@ -50,7 +48,7 @@ class Costs(NamedTuple):
 
 
 @check("unread keys", "R1")
-def unread_keys(context: CheckContext) -> Iterator[Result]:
+def unread_keys(context: CheckContext) -> Result:
     """Keys that were set and not read by the build, by other checks and by one row of every eval set."""
     config = context.setup.config
     try:
@@ -58,18 +56,14 @@ def unread_keys(context: CheckContext) -> Iterator[Result]:
             _eval_batch(context.setup, name, 1)
     except Exception as error:  # other checks say what is wrong with it
         seen = f"running one row failed ({type(error).__name__}: {error}), so it is not known which keys are read"
-        yield Result("skip", seen)
-        return
-    unread = [
-        key for key in config.unread() if not key.startswith(LATE) and not config.sources[key].startswith("preset")
-    ]
-    if unread:
+        return Result("skip", seen)
+    keys = [key for key in config.unread() if not key.startswith(LATE)]
+    if unread := [key for key in keys if not config.sources[key].startswith("preset")]:
         why = {key: config.schema.keys[key].doc for key in unread} | dict(context.setup.notes.unused)
         what = "; ".join(f"{key}={config.values[key]} ({why[key]})" for key in unread)
-        yield Result("warn", f"these keys have no effect: {what}", "remove them, or set what they depend on")
-    else:
-        num_set = sum(not source.startswith(("default", "derived")) for source in config.sources.values())
-        yield Result("pass", f"all {num_set} keys that were set are read")
+        return Result("warn", f"these keys have no effect: {what}", "remove them, or set what they depend on")
+    num_set = sum(not source.startswith(("default", "derived")) for source in config.sources.values())
+    return Result("pass", f"all {num_set} keys that were set are read")
 
 
 @check("rehearsal", is_quick=False, changes_state=True)

@@ -15,7 +15,7 @@ from rung.engine.prefetch import BatchLayout, Micro, Prefetcher
 LEVELS = ("fail", "warn", "skip", "pass")  # skip: not looked at, with the reason in `seen`
 
 
-class NotAsked(Exception):
+class NotApplicable(Exception):
     """A question that makes no sense for this recipe, or could not be put; the text says why."""
 
 
@@ -53,24 +53,26 @@ class CheckContext:
         return Prefetcher(setup.streams["train"], layout, setup.cfg.seed, setup.world.device, 0).take(0)[0]
 
 
+Look = Callable[[CheckContext], Result | Iterable[Result]]
+
+
 @dataclass(frozen=True)
 class Check:
     name: str
     rule: str
-    look: Callable[[CheckContext], Iterable[Result]]
+    look: Look
     is_quick: bool = True  # whether it is part of the quick form
     changes_state: bool = False  # such checks come last, and only `rung check` makes them
 
     def __call__(self, context: CheckContext) -> Iterator[Result]:
-        for result in self.look(context):
+        found = self.look(context)
+        for result in [found] if isinstance(found, Result) else found:
             rule = self.rule if result.rule is None else result.rule
             remedy = result.remedy if result.level in ("warn", "fail") else ""
             yield replace(result, name=result.name or self.name, rule=rule, remedy=remedy)
 
 
-def check(
-    name: str, rule: str = "", *, is_quick: bool = True, changes_state: bool = False
-) -> Callable[[Callable[[CheckContext], Iterable[Result]]], Check]:
+def check(name: str, rule: str = "", *, is_quick: bool = True, changes_state: bool = False) -> Callable[[Look], Check]:
     """Makes a check of a function; checks.py finds it in its module."""
     return lambda look: Check(name, rule, look, is_quick, changes_state)
 

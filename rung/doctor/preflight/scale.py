@@ -8,13 +8,12 @@ initialisation means to do is a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 
 from rung.doctor.preflight.forward import forward, in_eval, mean_of
-from rung.doctor.preflight.result import CheckContext, NotAsked, Result, check
+from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
 from rung.engine.activations import ActivationStats, ActivationSummary
 from rung.engine.config import SCRATCH
 from rung.engine.guarded import not_finite
@@ -31,13 +30,12 @@ def look(context: CheckContext) -> ActivationSummary:
     """One look at the model, shared by these checks."""
     if "look" not in context.shared:
         setup = context.setup
-        looker = ActivationStats(setup.state.model, setup.state.objectives[0], setup.precision)
-        context.shared["look"] = looker.take(in_eval(context.micro), setup.state.progress.step)
-        context.shared["look_failed"] = looker.reason
-    if context.shared["look_failed"]:
-        raise NotAsked(context.shared["look_failed"])
-    found: ActivationSummary = context.shared["look"]
-    return found
+        stats = ActivationStats(setup.state.model, setup.state.objectives[0], setup.precision)
+        context.shared["look"] = stats.take(in_eval(context.micro), setup.state.progress.step), stats.reason
+    summary, failure = context.shared["look"]
+    if failure:
+        raise NotApplicable(failure)
+    return summary
 
 
 def table(context: CheckContext, kind: str, column: str) -> dict[str, float]:
@@ -49,7 +47,7 @@ def table(context: CheckContext, kind: str, column: str) -> dict[str, float]:
 
 
 @check("finite start", "N1")
-def finite(context: CheckContext) -> Iterator[Result]:
+def finite(context: CheckContext) -> Result:
     """Loss and gradients of the first rows; where they are not finite, the first module that is not."""
     objective = context.setup.state.objectives[0]
     loss = forward(context, context.micro)
@@ -58,8 +56,7 @@ def finite(context: CheckContext) -> Iterator[Result]:
     is_finite = bool(torch.isfinite(loss.sum))
     if is_finite and not bad:
         seen = f"loss {mean_of(loss.sum, loss.count):.4g} and {sum(g is not None for g in gradients)} gradients"
-        yield Result("pass", seen)
-        return
+        return Result("pass", seen)
     context.shared["broken"] = "loss or gradients are not finite"
     if is_finite:
         name = next((name for name, p in context.setup.state.model.named_parameters() if p is bad[0]), "?")
@@ -71,11 +68,11 @@ def finite(context: CheckContext) -> Iterator[Result]:
         first = next((name for name, peak in zip(names, peaks) if not math.isfinite(peak)), "")
         seen = f"the loss is {float(loss.sum.detach()):g}" + (f"; first in {first}" if first else "")
         remedy = "check what this module computes from its input: log 0, 0/0, an overflow, a fully masked row"
-    yield Result("fail", seen, remedy, rule="N2" if is_finite else "N1")
+    return Result("fail", seen, remedy, rule="N2" if is_finite else "N1")
 
 
 @check("initial loss", "A6")
-def initial_loss(context: CheckContext) -> Iterator[Result]:
+def initial_loss(context: CheckContext) -> Result:
     """A model that knows nothing has a loss of ln C. Above that it is certain of something wrong.
 
     Only above: a head whose biases were set to the class frequencies, or pretrained weights, start below, and no bad
@@ -89,29 +86,28 @@ def initial_loss(context: CheckContext) -> Iterator[Result]:
         error = LOSS_DEVIATION / math.sqrt(max(1.0, scalars["look/targets"].item()))
         is_off = is_new and loss - chance > max(LOSS_SLACK * chance, LEAST_SLACK) + 3 * error
         seen += "" if is_new else "; the weights are trained"
-        yield Result("warn" if is_off else "pass", seen, "initialise the head smaller: deviation 0.02, or zeros")
-        return
+        return Result("warn" if is_off else "pass", seen, "initialise the head smaller: deviation 0.02, or zeros")
     loss_now = forward(context, context.micro)
     trivial = ", ".join(f"{name} {value:.4g}" for s in setup.evaluator.streams.values()
                         for name, value in s.baselines.items())  # fmt: skip
     seen = f"{mean_of(loss_now.sum, loss_now.count):.4g}" + (f"; trivial models have {trivial}" if trivial else "")
-    yield Result("pass", f"{seen}; no cross entropy to compare with a guess")
+    return Result("pass", f"{seen}; no cross entropy to compare with a guess")
 
 
 @check("attention logits", "A6")
-def attention(context: CheckContext) -> Iterator[Result]:
+def attention(context: CheckContext) -> Result:
     """The largest attention logit: above 50 the softmax is a hard choice before anything was learned."""
     logits = table(context, "attention", "logit")
     if not logits:
-        raise NotAsked("the model calls no attention of torch")
+        raise NotApplicable("the model calls no attention of torch")
     where = max(logits, key=lambda name: logits[name])
     seen = f"largest logit {logits[where]:.3g} ({where}), of {len(logits)} attentions"
     remedy = "use smaller query and key weights, a scale of 1/sqrt(head width), or qk-norm"
-    yield Result("warn" if logits[where] > LARGEST_LOGIT else "pass", seen, remedy)
+    return Result("warn" if logits[where] > LARGEST_LOGIT else "pass", seen, remedy)
 
 
 @check("residual scale", "A6")
-def residual(context: CheckContext) -> Iterator[Result]:
+def residual(context: CheckContext) -> Result:
     """What each block adds to its input, and how the stream grows with depth.
 
     The first block is exempt from the limit: embeddings of deviation 0.02 are smaller than what a pre-norm block adds,
@@ -119,7 +115,7 @@ def residual(context: CheckContext) -> Iterator[Result]:
     """
     stacks = blocks(context)
     if not stacks:
-        raise NotAsked("the model has no stack of blocks whose inputs and outputs have one shape")
+        raise NotApplicable("the model has no stack of blocks whose inputs and outputs have one shape")
     ratios, entered = table(context, "modules", "ratio"), table(context, "modules", "entered")
     rms = table(context, "modules", "rms")
     worst, lines = "", []
@@ -136,9 +132,8 @@ def residual(context: CheckContext) -> Iterator[Result]:
             worst = f"the output of {last} is {times:.3g} times that of {first}, over {len(names)} blocks"
     if worst:
         remedy = "scale output projections by 1/sqrt(2 x blocks), or normalise the input of each block"
-        yield Result("warn", worst, remedy, detail="\n".join(lines))
-    else:
-        yield Result("pass", "; ".join(lines[:3]), detail="\n".join(lines[3:]))
+        return Result("warn", worst, remedy, detail="\n".join(lines))
+    return Result("pass", "; ".join(lines[:3]), detail="\n".join(lines[3:]))
 
 
 def blocks(context: CheckContext) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import EMPTY, WINDOW, History, Series, Table
 from rung.doctor.rules import rule
 from rung.doctor.rules.lookups import two_digits
-from rung.doctor.rules.performance import theil_sen
+from rung.robust import theil_sen
 
 FEWEST_TARGETS = 64  # of a look, below which shares of targets and answers say nothing
 RELU, TANH, SIGMOID = 0, 1, 2
@@ -30,7 +30,7 @@ def dead_units(history: History) -> Finding | None:
     50 epochs) of a layer dead. It is a warning if the loss has risen with it.
     """
     table = history.table("units")
-    if table is None or not len(table.steps) or "looks" not in table.columns:
+    if table is None or "looks" not in table.columns:
         return None
     function, dead, looks = (table.columns[c] for c in ("function", "dead", "looks"))
     judged = (function[-1] == RELU) & (looks[-1] >= 50)
@@ -127,7 +127,7 @@ def saturation(history: History) -> Iterator[Finding]:
 def attention_logits(history: History) -> Finding | None:
     """Attention logits above 100 and growing, or above 1000; or heads that attend to one key. Never entropy alone."""
     table = history.table("attention")
-    if table is None or not len(table.steps):
+    if table is None:
         return None
     logit, entropy, collapsed = (table.columns[c] for c in ("logit", "entropy", "collapsed"))
     if not np.isfinite(logit[-1]).any():
@@ -135,7 +135,7 @@ def attention_logits(history: History) -> Finding | None:
     largest = Series(table.steps, np.nanmax(np.where(np.isfinite(logit), logit, -np.inf), 1))
     now = float(largest.values[-1])
     recent = largest.last(20)
-    slope, p = theil_sen(Series(recent.steps, np.log(np.maximum(recent.values, 1e-6))))
+    slope, p = theil_sen(recent.steps, np.log(np.maximum(recent.values, 1e-6)))
     has_collapsed = float(np.nanmean(collapsed[-1])) > 0.5 and now > 50
     is_growing = now > 100 and slope > 0 and p < 0.01
     if not (now > 1e3 or is_growing or has_collapsed):
@@ -174,7 +174,7 @@ def logit_drift(history: History) -> Finding | None:
     now, mean_now = float(lse.last(3).median), float(mean.last(3).median)
     limit = 10.0 if history.derived.get("dtype") in ("bfloat16", "float16") else 20.0
     recent = lse.between(history.end - 3 * WINDOW, history.end)
-    slope, p = theil_sen(recent)
+    slope, p = theil_sen(*recent)
     runs_away = len(recent) >= 6 and p < 0.01 and slope * now > 0 and abs(now) > limit
     # ln V of a uniform prediction is no drift, however large the vocabulary.
     runs_away = runs_away and abs(now) > 2 * math.log(max(history["look/vocab"].median, 2.0))
@@ -211,10 +211,10 @@ def output_entropy(history: History) -> Iterator[Finding]:
     if collapse is not None:
         yield collapse
         return
-    entropy = looks["entropy"].between(history.end - 3 * WINDOW, history.end)
-    losses = looks["loss"].between(history.end - 3 * WINDOW, history.end)
+    span = history.end - 3 * WINDOW, history.end
+    entropy, losses = looks["entropy"].between(*span), looks["loss"].between(*span)
     if len(entropy) >= 10 and entropy.steps[-1] - entropy.steps[0] >= 2 * WINDOW:
-        (slope, p), (fall, p_fall) = theil_sen(entropy), theil_sen(losses)
+        (slope, p), (fall, p_fall) = theil_sen(*entropy), theil_sen(*losses)
         if slope >= 0 and fall < 0 and p < 0.01 and p_fall < 0.01:
             yield Finding(
                 "info",
@@ -226,7 +226,22 @@ def output_entropy(history: History) -> Iterator[Finding]:
                 probe="look at the loss per class of target: which classes improved?",
                 remedy="look for targets that are mostly noise, and for a loss term that rewards uncertainty",
             )  # fmt: skip
-    yield from _roughness(history)
+    # Entropy that jumps more than three times as much as in the parent at the same steps.
+    if history.parent is None:
+        return
+    both = [entropy, history.parent["look/entropy"].finite.between(*span)]
+    ours, theirs = (Series(series.steps[1:], np.diff(series.values)) for series in both)
+    if len(ours) >= 10 and len(theirs) >= 10 and ours.sigma > 3 * theirs.sigma > 0:
+        yield Finding(
+            "info",
+            f"the entropy of the predictions jumps {ours.sigma / theirs.sigma:.1f} times as much between looks as in "
+            f"{history.parent.run_id} (limit 3)",
+            evidence=[f"spread of the jumps {ours.sigma:.3g} nats here, {theirs.sigma:.3g} there, over "
+                      f"{len(ours)} and {len(theirs)} looks up to step {history.end}"],
+            ruled_out=["different spacing of the looks: both runs use the same"],
+            probe="compare norm and lr of the two runs at these steps",
+            remedy="look at what was changed: a smaller batch or a higher learning rate does this",
+        )  # fmt: skip
 
 
 def _collapse(history: History, recent: dict[str, float]) -> Finding | None:
@@ -262,26 +277,6 @@ def _collapse(history: History, recent: dict[str, float]) -> Finding | None:
     )
 
 
-def _roughness(history: History) -> Iterator[Finding]:
-    """Entropy that jumps more than three times as much as in the parent at the same steps."""
-    if history.parent is None:
-        return
-    span = history.end - 3 * WINDOW, history.end
-    recent = [h["look/entropy"].finite.between(*span) for h in (history, history.parent)]
-    ours, theirs = (Series(entropy.steps[1:], np.diff(entropy.values)) for entropy in recent)
-    if len(ours) >= 10 and len(theirs) >= 10 and ours.sigma > 3 * theirs.sigma > 0:
-        yield Finding(
-            "info",
-            f"the entropy of the predictions jumps {ours.sigma / theirs.sigma:.1f} times as much between looks as in "
-            f"{history.parent.run_id} (limit 3)",
-            evidence=[f"spread of the jumps {ours.sigma:.3g} nats here, {theirs.sigma:.3g} there, over "
-                      f"{len(ours)} and {len(theirs)} looks up to step {history.end}"],
-            ruled_out=["different spacing of the looks: both runs use the same"],
-            probe="compare norm and lr of the two runs at these steps",
-            remedy="look at what was changed: a smaller batch or a higher learning rate does this",
-        )  # fmt: skip
-
-
 @rule("A6", "Residual scale changed", "scan", needs=("parent", "modules"))
 def residual_scale(history: History) -> Finding | None:
     """At step 0: how fast the residual stream grows per block, against the parent. It has no absolute limit.
@@ -297,7 +292,7 @@ def residual_scale(history: History) -> Finding | None:
     # The same number of blocks, with parameters of the same names and sizes.
     sizes = []
     for table, (_, blocks) in ((history.table("tensors"), ours), (parent.table("tensors"), theirs)):
-        if table is None or not len(table.steps):
+        if table is None:
             return None
         starts = tuple(f"{name}." for name, _ in blocks)
         sizes.append({n: k for n, k in zip(table.names, table.columns["numel"][0]) if n.startswith(starts)})
@@ -323,7 +318,7 @@ def residual_scale(history: History) -> Finding | None:
 def growth(history: History) -> tuple[float, list[tuple[str, float]]] | None:
     """The log of the growth of the stream per block in the first look, and the blocks with what each adds."""
     table = history.table("modules")
-    if table is None or not len(table.steps) or table.steps[0] != 0 or "entered" not in table.columns:
+    if table is None or table.steps[0] != 0 or "entered" not in table.columns:
         return None
     ratio, rms, entered = (table.columns[c][0] for c in ("ratio", "rms", "entered"))
     groups: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ the first `accuracy`, `gap` and `hinge` among its parts, with `grad_ratio` in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,7 +21,6 @@ BETTER = 0.9  # of persistence, at the first horizon
 ERRORS = ("l1", "l2", "mse", "mae", "rmse", "error", "loss", "nll")  # measures of which less is better
 STILL, MEAN = ("persistence",), ("mean_frame", "climatology")  # baselines: no change, the average
 LOW, HIGH = "_low", "_high"
-ByHorizon = Mapping[int, Series]
 
 
 @rule("C1", "An input is ignored", needs=("probe/without_*",))
@@ -71,43 +70,39 @@ def free_running(history: History) -> Iterator[Finding]:
         baselines = [next((by_name[name] for name in names if name in by_name), {}) for names in (STILL, MEAN)]
         still, mean = ({h: s for h, s in of.items() if len(s) >= IN_A_ROW} for of in baselines)
         for name, horizons in by_name.items():
-            if name in ERRORS and len(horizons) > 1:
-                yield from _decays(set_name, name, horizons, still, mean)
-
-
-def _decays(set_name: str, name: str, horizons: ByHorizon, still: ByHorizon, mean: ByHorizon) -> Iterator[Finding]:
-    near, far = min(horizons), max(horizons)
-    if min(len(horizons[near]), len(horizons[far])) < IN_A_ROW:
-        return
-    first, last = (horizons[h].last(IN_A_ROW).values for h in (near, far))
-    wrong = []
-    if np.all(last > WORSE * first):
-        wrong.append(f"after {far} it is {last[-1] / first[-1]:.1f} times that after {near} (limit {WORSE:g})")
-    if far in mean and np.all(last > mean[far].last(IN_A_ROW).values):
-        wrong.append(f"after {far} it is above {mean[far].values[-1]:.4g}, that of always predicting the average")
-    is_bad_at_once = near in still and np.all(first > BETTER * still[near].last(IN_A_ROW).values)
-    learns_nothing = is_bad_at_once and not wrong
-    if is_bad_at_once:
-        wrong.append(f"after {near} it is not 10 % below {still[near].values[-1]:.4g}, that of predicting no change")
-    if not wrong:
-        return
-    table = ", ".join(f"{h}: {series.values[-1]:.4g}" for h, series in sorted(horizons.items()))
-    crossing = [h for h in sorted(horizons) if h in still and horizons[h].values[-1] >= still[h].values[-1]]
-    evidence = [f"{name} by horizon at step {horizons[far].steps[-1]}: {table}"]
-    if crossing:
-        evidence.append(f"from horizon {crossing[0]} on it is no better than predicting no change")
-    elif still:
-        evidence.append("at every horizon it is better than predicting no change")
-    yield Finding(
-        "warn",
-        f"On {set_name}, the {name} of free-running rollouts: {'; '.join(wrong)}.",
-        evidence=evidence,
-        ruled_out=[f"one bad eval: the last {IN_A_ROW} agree"],
-        probe="`rung sample` shows where it breaks; if the world itself is chaotic, go by the horizons above",
-        remedy="train longer, or let the model copy from its last input: it has not learned yet what changes"
-        if learns_nothing
-        else "train on its own outputs (closed loop), add noise to its context, or start with shorter rollouts",
-    )
+            near, far = min(horizons), max(horizons)
+            if name not in ERRORS or near == far or min(len(horizons[near]), len(horizons[far])) < IN_A_ROW:
+                continue
+            first, last = (horizons[h].last(IN_A_ROW).values for h in (near, far))
+            wrong = []
+            if np.all(last > WORSE * first):
+                wrong.append(f"after {far} it is {last[-1] / first[-1]:.1f} times that after {near} (limit {WORSE:g})")
+            if far in mean and np.all(last > mean[far].last(IN_A_ROW).values):
+                average = f"{mean[far].values[-1]:.4g}, that of always predicting the average"
+                wrong.append(f"after {far} it is above {average}")
+            is_bad_at_once = near in still and np.all(first > BETTER * still[near].last(IN_A_ROW).values)
+            learns_nothing = is_bad_at_once and not wrong
+            if is_bad_at_once:
+                no_change = f"{still[near].values[-1]:.4g}, that of predicting no change"
+                wrong.append(f"after {near} it is not 10 % below {no_change}")
+            if not wrong:
+                continue
+            table = ", ".join(f"{h}: {series.values[-1]:.4g}" for h, series in sorted(horizons.items()))
+            crossing = [h for h in sorted(horizons) if h in still and horizons[h].values[-1] >= still[h].values[-1]]
+            yield Finding(
+                "warn",
+                f"On {set_name}, the {name} of free-running rollouts: {'; '.join(wrong)}.",
+                evidence=[
+                    f"{name} by horizon at step {horizons[far].steps[-1]}: {table}",
+                    f"from horizon {crossing[0]} on it is no better than predicting no change" if crossing
+                    else "at every horizon it is better than predicting no change" if still else "",
+                ],
+                ruled_out=[f"one bad eval: the last {IN_A_ROW} agree"],
+                probe="`rung sample` shows where it breaks; if the world itself is chaotic, go by the horizons above",
+                remedy="train longer, or let the model copy from its last input: it has not learned yet what changes"
+                if learns_nothing
+                else "train on its own outputs (closed loop), add noise to its context, or start with shorter rollouts",
+            )  # fmt: skip
 
 
 @rule("G1", "The discriminator dominates", needs=("*/accuracy",))
@@ -141,52 +136,47 @@ def does_nothing(history: History) -> Iterator[Finding]:
     if history.end < 200:  # in the first steps all of this happens for a while
         return
     for name in _opponents(history):
-        finding = _stands_still(history, name) or _is_not_felt(history, name)
-        if finding is not None:
-            yield finding
+        # Weights that stand still, at the last steps at which they were due.
+        table, taken = history.table("tensors"), history[f"{name}/norm"].steps
+        own = [i for i, tensor in enumerate(table.names) if tensor.startswith(f"{name}.")] if table is not None else []
+        if table is not None and own and "update" in table.columns:
+            rows = np.isin(table.steps, taken) if len(taken) else np.ones(len(table.steps), bool)
+            steps, updates = table.steps[rows][-IN_A_ROW:], table.columns["update"][rows][-IN_A_ROW:]
+            if len(updates) == IN_A_ROW and np.all(updates[:, own] == 0):
+                others = np.delete(updates, own, axis=1)
+                yield Finding(
+                    "sick",
+                    f"None of the {len(own)} tensors of the {name} changed at the last {IN_A_ROW} measured steps.",
+                    evidence=[f"update is exactly 0 at steps {', '.join(map(str, steps))}"],
+                    remedy="check that its objective has these parameters, a learning rate above 0 "
+                    f"(adversarial.lr_scale={history.config.get('adversarial.lr_scale', 'unknown')}) and a loss that "
+                    "depends on them",
+                    # O9 says the same without the reason, unless it says it of others too.
+                    hides=[] if np.all(others == 0, axis=0).any() else ["O9"],
+                )
+                continue
 
-
-def _stands_still(history: History, name: str) -> Finding | None:
-    table, taken = history.table("tensors"), history[f"{name}/norm"].steps
-    if table is None or "update" not in table.columns:
-        return None
-    own = [i for i, tensor in enumerate(table.names) if tensor.startswith(f"{name}.")]
-    rows = np.isin(table.steps, taken) if len(taken) else np.ones(len(table.steps), bool)  # it may not be due each step
-    updates = table.columns["update"][rows][-IN_A_ROW:]
-    if not own or len(updates) < IN_A_ROW or not np.all(updates[:, own] == 0):
-        return None
-    others = [i for i in range(len(table.names)) if i not in set(own)]
-    is_alone = not others or not np.any(np.all(updates[:, others] == 0, axis=0))
-    return Finding(
-        "sick",
-        f"None of the {len(own)} tensors of the {name} changed at the last {IN_A_ROW} measured steps.",
-        evidence=[f"update is exactly 0 at steps {', '.join(map(str, table.steps[rows][-IN_A_ROW:]))}"],
-        remedy="check that its objective has these parameters, a learning rate above 0 (adversarial.lr_scale="
-        f"{history.config.get('adversarial.lr_scale', 'unknown')}) and a loss that depends on them",
-        hides=["O9"] if is_alone else [],  # which says the same without the reason
-    )
-
-
-def _is_not_felt(history: History, name: str) -> Finding | None:
-    ratio = history["grad_ratio"].last(WINDOW // 10).finite  # recorded every ten steps
-    if len(ratio) < 5 or ratio.median >= 1e-3:  # measured 1e-5 with a weight of 1e-5; healthy .05 to .09
-        return None
-    is_detached = bool(np.all(ratio.values == 0))
-    what = "is exactly 0" if is_detached else f"is {ratio.median:.2g} of that from the other loss"
-    weight = history.config.get("adversarial.weight")
-    return Finding(
-        "sick" if is_detached else "warn",
-        f"The gradient that the generator gets from the {name} {what}: it has no effect.",
-        evidence=[f"grad_ratio median {ratio.median:.3g} over steps {ratio.steps[0]} to {ratio.steps[-1]}; limit "
-                  "0.001, healthy 0.05 to 0.1", f"its accuracy {_level(history, f'{name}/accuracy'):.3f}"],
-        ruled_out=[] if is_detached else ["a detached output: the gradient is small, not 0"],
-        remedy="let the gradient through: no `detach()` and no `torch.no_grad()` between its score and the generator"
-        if is_detached
-        else f"raise the weight of the adversarial loss (adversarial.weight={weight}): aim at a ratio of 0.05",
-        changes={"adversarial.weight": float(weight) * 0.05 / ratio.median}
-        if not is_detached and isinstance(weight, float) and weight > 0 and ratio.median > 0
-        else {},
-    )  # fmt: skip
+        # A gradient that the generator does not feel; recorded every ten steps.
+        ratio = history["grad_ratio"].last(WINDOW // 10).finite
+        if len(ratio) < 5 or ratio.median >= 1e-3:  # measured 1e-5 with a weight of 1e-5; healthy .05 to .09
+            continue
+        is_detached = bool(np.all(ratio.values == 0))
+        what = "is exactly 0" if is_detached else f"is {ratio.median:.2g} of that from the other loss"
+        weight = history.config.get("adversarial.weight")
+        changes = {}
+        if isinstance(weight, float) and weight > 0 and ratio.median > 0:
+            changes["adversarial.weight"] = weight * 0.05 / ratio.median
+        yield Finding(
+            "sick" if is_detached else "warn",
+            f"The gradient that the generator gets from the {name} {what}: it has no effect.",
+            evidence=[f"grad_ratio median {ratio.median:.3g} over steps {ratio.steps[0]} to {ratio.steps[-1]}; limit "
+                      "0.001, healthy 0.05 to 0.1", f"its accuracy {_level(history, f'{name}/accuracy'):.3f}"],
+            ruled_out=[] if is_detached else ["a detached output: the gradient is small, not 0"],
+            remedy="let the gradient through: no `detach()` and no `torch.no_grad()` between its score and the "
+            "generator" if is_detached
+            else f"raise the weight of the adversarial loss (adversarial.weight={weight}): aim at a ratio of 0.05",
+            changes=changes,
+        )  # fmt: skip
 
 
 def _opponents(history: History) -> list[str]:

@@ -11,9 +11,9 @@ import re
 import numpy as np
 
 from rung.doctor.finding import Finding
-from rung.doctor.history import WINDOW, History, Series
+from rung.doctor.history import WINDOW, History
 from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import before, own_diagnosis, replay
+from rung.doctor.rules.lookups import before, micro_and_rank, own_diagnosis, replay
 
 FEWEST_ROWS = 16  # of a set; in a smaller one neighbours meet by chance
 OUT_OF_RANGE = re.compile(
@@ -60,8 +60,22 @@ def coverage(history: History) -> Finding | None:
     per_epoch, rows = history.steps_per_epoch, int(history.derived.get("epoch_rows") or 0)
     if rows < FEWEST_ROWS or per_epoch < 2:  # a step that holds most of the data repeats it by design
         return None
-    again = _again(history["batch_hash"].finite, per_epoch)
-    share, since, epochs = _coverage(history["fresh"].finite, per_epoch)
+    # Steps that have the same rows as an earlier one of their epoch.
+    first_of: dict[tuple[int, float], int] = {}
+    again: list[tuple[int, int]] = []
+    for step, value in zip(*(column.tolist() for column in history["batch_hash"].finite), strict=True):
+        key = (int(step / per_epoch), value)
+        if key in first_of and int((step + 1) / per_epoch - 1e-9) == key[0]:  # not a step that spans two epochs
+            again.append((first_of[key], step))
+        first_of.setdefault(key, step)
+
+    # The mean share of new rows over all whole epochs, and where it first fell below 1.
+    share, since, fresh = 1.0, None, history["fresh"].finite
+    epochs = int(len(fresh) / per_epoch) if not math.isinf(per_epoch) else 0
+    if epochs:
+        whole = fresh.between(int(fresh.steps[0]), int(fresh.steps[0]) + int(epochs * per_epoch))
+        stale = whole.steps[whole.values < 1]
+        share, since = float(whole.values.mean()), int(stale[0]) if len(stale) else None
     is_low = share < 0.95
     if not again and not is_low:
         return None
@@ -99,12 +113,11 @@ def out_of_range(history: History) -> Finding | None:
         if not (named or is_data):
             continue
         step = int(event.get("step", history.end))
-        where = ", ".join(f"{key} {event[key]}" for key in ("micro", "rank") if event.get(key) is not None)
         return Finding(
             "fatal",
             f"step {step} could not be computed: "
             + ("an id or a label is out of range" if named else "its batch is bad")
-            + (f" ({where})" if where else ""),
+            + micro_and_rank(event),
             since=step,
             evidence=[
                 f"the error: {event.get('why') or text}"[:200] if text else "the values of the batch are at fault",
@@ -128,25 +141,3 @@ def autocorrelation(values: np.ndarray) -> float:
     rest = values - np.polyval(np.polyfit(at, values, 1), at)
     power = float((rest * rest).sum())
     return float((rest[1:] * rest[:-1]).sum()) / power if power > 0 else 0.0
-
-
-def _again(hashes: Series, per_epoch: float) -> list[tuple[int, int]]:
-    """(first, second) steps of one epoch that have the same rows."""
-    seen: dict[tuple[int, float], int] = {}
-    found = []
-    for step, value in zip(hashes.steps.tolist(), hashes.values.tolist(), strict=True):
-        key = (int(step / per_epoch), value)
-        if key in seen and int((step + 1) / per_epoch - 1e-9) == key[0]:  # not a step that spans two epochs
-            found.append((seen[key], step))
-        seen.setdefault(key, step)
-    return found
-
-
-def _coverage(fresh: Series, per_epoch: float) -> tuple[float, int | None, int]:
-    """The mean share of new rows over all whole epochs, where it first fell below 1, and how many epochs those are."""
-    epochs = int(len(fresh) / per_epoch) if not math.isinf(per_epoch) else 0
-    if epochs < 1:
-        return 1.0, None, 0
-    whole = fresh.between(int(fresh.steps[0]), int(fresh.steps[0]) + int(epochs * per_epoch))
-    stale = whole.steps[whole.values < 1]
-    return float(whole.values.mean()), int(stale[0]) if len(stale) else None, epochs

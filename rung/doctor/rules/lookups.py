@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ def value(series: Series, step: int) -> float:
     return float(at(series, np.asarray([step]))[0])
 
 
+def event_at(history: History, kind: str, step: int) -> dict[str, Any]:
+    """The event of this kind at this step; empty where there is none."""
+    return next((event for event in history.events_of(kind) if event.get("step") == step), {})
+
+
 def own_diagnosis(history: History, step: int) -> str:
     """The diagnosis that the run itself made of a step that failed, as evidence; empty where it made none."""
     event = event_at(history, "diverged", step)
@@ -28,14 +34,10 @@ def own_diagnosis(history: History, step: int) -> str:
     return f"the run's own diagnosis at step {step}: {diagnosis}" if diagnosis else ""
 
 
-def event_at(history: History, kind: str, step: int) -> dict[str, Any]:
-    """The event of this kind at this step; empty where there is none."""
-    return next((event for event in history.events_of(kind) if event.get("step") == step), {})
-
-
-def steps_of(history: History, kind: str) -> list[int]:
-    """The steps of the events of this kind; an event that names none is left out."""
-    return [int(e["step"]) for e in history.events_of(kind) if isinstance(e.get("step"), int | float)]
+def micro_and_rank(event: Mapping[str, Any]) -> str:
+    """Where in its step something failed, in brackets; empty where the event does not say."""
+    named = ", ".join(f"{key} {event[key]}" for key in ("micro", "rank") if event.get(key) is not None)
+    return f" ({named})" if named else ""
 
 
 def losses(history: History) -> dict[str, Series]:
@@ -68,9 +70,9 @@ def check(history: History) -> str:
     return "" if history.is_script else f"rung check {history.run_id or 'RUN'}"
 
 
-def listed(steps: np.ndarray) -> str:
+def listed(items: Sequence[object] | np.ndarray) -> str:
     """The first five, and how many more there are."""
-    return ", ".join(str(int(s)) for s in steps[:5]) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+    return ", ".join(map(str, items[:5])) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
 
 
 def two_digits(number: float) -> float:

@@ -23,10 +23,10 @@ from rung.doctor.rules.lookups import (
     event_at,
     listed,
     losses,
+    micro_and_rank,
     norms,
     own_diagnosis,
     replay,
-    steps_of,
     value,
 )
 
@@ -44,14 +44,13 @@ def nonfinite_loss(history: History) -> Finding | None:
     if found is None:
         return None
     step, name = found
-    event = event_at(history, "diverged", step)
-    where = ", ".join(f"{key} {event[key]}" for key in ("micro", "rank") if event.get(key) is not None)
+    where = micro_and_rank(event_at(history, "diverged", step))
     num_bad = sum(series.num_bad for series in losses(history).values())
     continued, fewest = _continued(history, step), value(targets(history), step)
     after = f"{num_bad} recorded losses are not, and the run continued" if continued else "the run cannot continue"
     return Finding(
         "sick" if continued else "fatal",
-        f"{name} is not finite at step {step}{f' ({where})' if where else ''}; {after}",
+        f"{name} is not finite at step {step}{where}; {after}",
         since=step,
         evidence=[
             before(history, "loss", step),
@@ -79,7 +78,22 @@ def nonfinite_norm(history: History) -> Iterator[Finding]:
         if len(bad) and "scale" in history:
             yield from overflow_under_scale(history, name, bad)
         elif len(bad):
-            yield _not_applied(history, name, bad) or _element_or_sum(history, name, int(bad[0]))
+            first, last = int(bad[0]), int(bad[-1])
+            continued = bool(np.isfinite(history["loss"].between(last + 1, history.end).values).any())
+            is_left_out = continued or bool((at(history["skipped"], bad) == 1).all())
+            if not is_left_out or set(history.steps_of("diverged")) & set(bad.tolist()):
+                yield _element_or_sum(history, name, first)
+                continue
+            # Somebody else left these steps out, as a GradScaler does that finds its scale: a NaN that had been applied
+            # would have made every later loss NaN.
+            yield Finding(
+                "info",
+                f"{name} is not finite at {len(bad)} steps, {first} to {last}, which were not applied",
+                since=first,
+                evidence=["the loss is finite after them" if continued else "they are recorded as skipped"],
+                remedy="nothing, where a GradScaler finds its scale; log it to see: "
+                "run.log({'scale': scaler.get_scale()})",
+            )
     yield from norm_of_scaled(history)
 
 
@@ -141,25 +155,6 @@ def norm_of_scaled(history: History) -> Iterator[Finding]:
             return
 
 
-def _not_applied(history: History, name: str, bad: np.ndarray) -> Finding | None:
-    """Steps that somebody else left out, as a GradScaler does that finds its scale: a NaN that had been applied would
-    have made every later loss NaN."""
-    if set(steps_of(history, "diverged")) & set(bad.tolist()):
-        return None
-    first, last = int(bad[0]), int(bad[-1])
-    loss, skipped = history["loss"], history["skipped"]
-    continued = bool(np.isfinite(loss.values[loss.steps > last]).any())
-    if not continued and not (at(skipped, bad) == 1).all():
-        return None
-    return Finding(
-        "info",
-        f"{name} is not finite at {len(bad)} steps, {first} to {last}, which were not applied",
-        since=first,
-        evidence=["the loss is finite after them" if continued else "they are recorded as skipped"],
-        remedy="nothing, where a GradScaler finds its scale; log it to see: run.log({'scale': scaler.get_scale()})",
-    )
-
-
 def _element_or_sum(history: History, name: str, step: int) -> Finding:
     """An element is not finite, or all are and only the sum of their squares is not.
 
@@ -211,7 +206,7 @@ def _element_or_sum(history: History, name: str, step: int) -> Finding:
 @rule("N3", "Weights not finite", "scan", needs=("tensors|weights_broken",))
 def nonfinite_weights(history: History) -> Finding | None:
     """From the event of a run that looked itself, else from the norms of the weights at the next measured step."""
-    step = min(steps_of(history, "weights_broken"), default=None)
+    step = min(history.steps_of("weights_broken"), default=None)
     if step is not None:
         event = event_at(history, "weights_broken", step)
         names = [str(name) for name in event.get("tensors") or ()]
@@ -258,7 +253,7 @@ def float16_struggles(history: History) -> Finding | None:
         return None
     step, seen = found
     scale, skipped = history["scale"], history["skipped"]
-    ended = [s for s in steps_of(history, "diverged") if s >= step]
+    ended = [s for s in history.steps_of("diverged") if s >= step]
     return Finding(
         "fatal" if ended else "warn",
         f"float16 overflows and its scale does not settle: {seen}",
@@ -310,7 +305,7 @@ def empty_targets(history: History) -> Finding | None:
     low, middle, least = float(np.percentile(counts.values, 5)), counts.median, counts.values.min()
     empty = counts.steps[counts.values == 0]
     # A step without a target is recorded with a loss of NaN; harmless, unless the step was left out because of it.
-    is_left_out = (at(history["skipped"], empty) > 0) | np.isin(empty, steps_of(history, "diverged"))
+    is_left_out = (at(history["skipped"], empty) > 0) | np.isin(empty, history.steps_of("diverged"))
     bad = empty[is_left_out & ~np.isfinite(at(history["loss"], empty))]
     idle = empty[at(history["targets"], empty) == 0]
     finding = Finding(
@@ -367,7 +362,7 @@ def step_failed(history: History) -> Finding | None:
         evidence=[
             own_diagnosis(history, step),
             f"captured in {event['capture']}" if event.get("capture") else "",
-            f"{len(events)} steps failed: {listed(np.asarray([e['step'] for e in events]))}" if events[1:] else "",
+            f"{len(events)} steps failed: {listed([e['step'] for e in events])}" if events[1:] else "",
             before(history, "loss", step),
         ],
         probe=replay(history, step) if is_replayable else "read the traceback of the process",
@@ -391,7 +386,7 @@ def first_bad_loss(history: History) -> tuple[int, str] | None:
         bad = series.steps[~np.isfinite(series.values)]
         bad = bad[at(history["targets"], bad) != 0]
         found += [(int(bad[0]), name)] if len(bad) else []
-    for step in steps_of(history, "rollback"):  # taken again since, and finite now
+    for step in history.steps_of("rollback"):  # taken again since, and finite now
         for row in history.superseded.get(step, ()):
             found += [(step, "loss")] if not np.isfinite(row.get("loss", 0.0)) and row.get("targets") != 0 else []
     return min(found, default=None)

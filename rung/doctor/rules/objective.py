@@ -157,8 +157,7 @@ def too_good(history: History) -> Finding | None:
     entropy = history["look/target_entropy"].finite.median
     if entropy < 0.5:  # targets that hardly vary need no leak: that is E5
         return None
-    below = history["loss"].finite
-    below = Series(below.steps[below.values < 0.05], below.values[below.values < 0.05])
+    loss = history["loss"].finite
     _, evals, _ = first_set(history)
     is_chain = targets_a_row(history) >= CHAIN
     if not is_chain and not (len(evals) and evals.values[-1] < 0.05):
@@ -167,7 +166,7 @@ def too_good(history: History) -> Finding | None:
         "warn" if is_chain else "info",
         f"the loss is {losses.median:.3g} nats after {losses.steps[-1] / history.steps_per_epoch:.2g} epochs: rows "
         "that were never seen before are predicted almost perfectly (limit .05 within the first epoch)",
-        since=int(below.steps[0]),
+        since=int(loss.steps[loss.values < 0.05][0]),
         evidence=[
             f"entropy of the targets alone {entropy:.3g} nats, of {history['look/vocab'].median:.0f} classes",
             f"eval {evals.values[-1]:.4g}" if len(evals) else "no eval yet",

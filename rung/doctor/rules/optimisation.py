@@ -13,6 +13,7 @@ from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
 from rung.doctor.rules.lookups import at, check, losses, train, two_digits
 from rung.doctor.rules.updates import FIRST, STRIDES, Matrices, matrices, median, recent
+from rung.robust import theil_sen
 
 # Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small initial weights
 # (std .02 at width 32) healthy ones begin at 2.8e-2 and end at 6e-3: this sign alone says nothing.
@@ -28,13 +29,21 @@ SCRATCH = ("", "scratch", "scratch_next_token")
 def lr_too_high(history: History) -> Finding | None:
     """Any two of four signs: each alone occurs in good runs too. The best multiple of an update is not among them: it
     was 0 to 1 in the best run of all."""
-    signs = {"updates": "", "attention": _attention_grows(history), "jump": ""}
+    signs = {"updates": "", "attention": "", "jump": ""}
     seen = recent(history)
     if seen is not None and len(seen.steps) >= 3 and (ratio := _median_ratio(seen)) > LARGE:
         signs["updates"] = f"updates are {ratio:.2g} of the weights in the median (limit {LARGE:g})"
+    if (table := history.table("attention")) is not None:
+        largest = np.fmax.reduce(table.columns["logit"], axis=1)
+        last, good = float(largest[-1]), np.isfinite(largest)
+        if last > 1e3:
+            signs["attention"] = f"attention logits reach {last:.3g} (limit 1000)"
+        elif last > 100 and len(table.steps) >= 6:
+            slope, p = theil_sen(table.steps[good], np.log(np.maximum(largest[good], 1e-12)), most=200, continuity=0)
+            if slope > 0 and p < 0.01:
+                signs["attention"] = f"attention logits reach {last:.3g} and grow (limit 100)"
     late = matrices(history, max(FIRST, history.warmup_steps, history.end - WINDOW))  # the first steps are O3's
-    ratios = late.ratio if late is not None else np.zeros(0)
-    if late is not None and (ratios > JUMP).any():
+    if late is not None and ((ratios := late.ratio) > JUMP).any():
         row, place = np.unravel_index(np.nanargmax(ratios), ratios.shape)
         share = ratios[row, place]
         signs["jump"] = f"step {late.steps[row]} changed {late.names[place]} by {share:.0%} (limit {JUMP:.0%})"
@@ -85,21 +94,6 @@ def _loss_suffers(history: History) -> str:
         return f"the loss is {now.median:.4g} where it was {best.median:.4g} around step {best.steps[width // 2]}"
     if best.median > 0 and now.median > 0 and now.sigma / now.median > 4 * best.sigma / best.median > 0:
         return f"the loss varies by {now.sigma / now.median:.1%}, at its best by {best.sigma / best.median:.1%}"
-    return ""
-
-
-def _attention_grows(history: History) -> str:
-    table = history.table("attention")
-    if table is None or not len(table.steps):
-        return ""
-    last = float(np.fmax.reduce(table.columns["logit"][-1]))
-    if last > 1e3:
-        return f"attention logits reach {last:.3g} (limit 1000)"
-    if last > 100 and len(table.steps) >= 6:
-        logit = np.fmax.reduce(table.columns["logit"], axis=1)
-        good = np.isfinite(logit)
-        slope, p = theil_sen(table.steps[good], np.log(np.maximum(logit[good], 1e-12)))
-        return f"attention logits reach {last:.3g} and grow (limit 100)" if slope > 0 and p < 0.01 else ""
     return ""
 
 
@@ -161,29 +155,39 @@ def clipping(history: History) -> Finding | None:
     """Adam is invariant to the size of gradients, so clipping all of them changes little: clip .05 ends at 1.174, none
     at 1.175. With SGD it lowers the learning rate."""
     limit = history.number("optimizer.grad_clip") or 0.0
-    norm, clipped = history["norm"], history["norm_clipped"]
-    if limit <= 0 or not len(norm):
+    if limit <= 0 or not len(history["norm"]):
         return None
-    norm = norm.between(history.warmup_steps, history.end)
+    norm = history["norm"].between(history.warmup_steps, history.end)
     is_applied = ~(at(history["skipped"], norm.steps) > 0) & np.isfinite(norm.values)
     trend = Series(norm.steps[is_applied], norm.values[is_applied]).last(10 * WINDOW)
     norm = trend.last()
     unread = any("optimizer.grad_clip" in event.get("keys", ()) for event in history.events_of("unread_keys"))
-    after = at(clipped, norm.steps)
-    if unread or (len(norm) and (after > 1.01 * limit).any()):
-        return _not_applied(limit, norm, after, unread)
+    after = at(history["norm_clipped"], norm.steps)
+    bad = norm.steps[after > 1.01 * limit]
+    if unread or len(bad):
+        return Finding(
+            "warn",
+            f"optimizer.grad_clip={limit:g} is set and not applied: "
+            + ("nothing has read the key" if unread else f"the norm after clipping is {np.nanmax(after):.3g}"),
+            since=int(bad[0]) if len(bad) else None,
+            evidence=[f"norm after clipping above {1.01 * limit:g} at {len(bad)} of the last {len(norm)} steps",
+                      f"norm before clipping: median {norm.median:.3g}"],
+            ruled_out=["skipped steps: they are not counted"],
+            probe="compare norm and norm_clipped of one step",
+            remedy="clip after the last backward of the step and before the update, or set the key to 0",
+        )  # fmt: skip
     share = float((norm.values > limit).mean()) if len(norm) else 0.0
     if share <= 0.9 or len(norm) < 50:
         return None
     name = str(history.config.get("optimizer.name", "adamw"))
     is_plain = name.startswith("sgd")
     lr = history["lr"].last().median
-    slope, p = theil_sen(trend.steps, np.log(np.maximum(trend.values, 1e-30)))
+    slope, p = theil_sen(trend.steps, np.log(np.maximum(trend.values, 1e-30)), most=200, continuity=0)
     grows = p < 0.01 and slope > math.log(2) / 1000 and len(trend) >= LONG
     if grows:
         # Norms rise in the first few hundred steps of healthy runs, while weights find their size, and then stop.
         half = trend.last(len(trend) // 2)
-        later, _ = theil_sen(half.steps, np.log(np.maximum(half.values, 1e-30)))
+        later, _ = theil_sen(half.steps, np.log(np.maximum(half.values, 1e-30)), most=200, continuity=0)
         grows = later >= slope / 3 and norm.median >= 2 * Series(trend.steps[:WINDOW], trend.values[:WINDOW]).median
     effective = lr * limit / norm.median
     p90 = float(np.percentile(norm.values, 90))
@@ -209,63 +213,39 @@ def clipping(history: History) -> Finding | None:
     )
 
 
-def _not_applied(limit: float, norm: Series, after: np.ndarray, unread: bool) -> Finding:
-    bad = norm.steps[after > 1.01 * limit]
-    return Finding(
-        "warn",
-        f"optimizer.grad_clip={limit:g} is set and not applied: "
-        + ("nothing has read the key" if unread else f"the norm after clipping is {np.nanmax(after):.3g}"),
-        since=int(bad[0]) if len(bad) else None,
-        evidence=[f"norm after clipping above {1.01 * limit:g} at {len(bad)} of the last {len(norm)} steps",
-                  f"norm before clipping: median {norm.median:.3g}"],
-        ruled_out=["skipped steps: they are not counted"],
-        probe="compare norm and norm_clipped of one step",
-        remedy="clip after the last backward of the step and before the update, or set the key to 0",
-    )  # fmt: skip
-
-
 @rule("O11", "Batch changed, learning rate not", "scan", needs=("parent|norm_first",))
 def batch_changed(history: History) -> Iterator[Finding]:
     """Against the parent, and against the noise of the gradient itself. A declared sweep is not known here."""
-    if history.parent is not None:
-        yield from _against_parent(history, history.parent)
-    yield from _noise_scale(history)
+    if (parent := history.parent) is not None:
+        batch, before = (
+            float(h.derived.get("rows_per_step") or 0) * float(h.derived.get("targets_per_row") or 1)
+            for h in (history, parent)
+        )
+        lr, old = history.number("lr.learning_rate"), parent.number("lr.learning_rate")
+        times = batch / before if before else 0.0
+        if lr and old and abs(lr / old - 1) <= 0.01 and times and not 1 / 1.5 < times < 1.5:
+            is_plain = str(history.config.get("optimizer.name", "")).startswith("sgd")
+            wanted = two_digits(lr * (times if is_plain else math.sqrt(times)))
+            low, high = sorted((lr * math.sqrt(times) if is_plain else lr, lr * times))
+            was, now = parent["norm"].finite.median, history["norm"].finite.median
+            yield Finding(
+                "warn",
+                f"a step has {times:.3g} times the targets of {parent.run_id or 'its parent'}, at the same lr {lr:g}",
+                since=0,
+                evidence=[
+                    f"targets in a step: {before:g} before, {batch:g} now (limit x1.5)",
+                    f"norm: median {was:.3g} before, {now:.3g} now; averaging of noise alone would give "
+                    f"{was / math.sqrt(times):.3g}",
+                ],
+                ruled_out=[f"a rate that was scaled with the batch: it is {lr:g} in both runs"],
+                probe=train(history, "lr.learning_rate", wanted),
+                remedy=f"scale the rate with {'the batch' if is_plain else 'the root of the batch'}: {wanted:g}, "
+                f"somewhere between {two_digits(low):g} and {two_digits(high):g}; a lower norm is averaging, not "
+                "health",
+                changes={"lr.learning_rate": wanted},
+            )
 
-
-def _against_parent(history: History, parent: History) -> Iterator[Finding]:
-    batch, before = (
-        float(h.derived.get("rows_per_step") or 0) * float(h.derived.get("targets_per_row") or 1)
-        for h in (history, parent)
-    )
-    lr, old = history.number("lr.learning_rate"), parent.number("lr.learning_rate")
-    if not batch or not before or not lr or not old or abs(lr / old - 1) > 0.01:
-        return
-    times = batch / before
-    if 1 / 1.5 < times < 1.5:
-        return
-    is_plain = str(history.config.get("optimizer.name", "")).startswith("sgd")
-    wanted = lr * (times if is_plain else math.sqrt(times))
-    ends = sorted((lr, lr * times)) if not is_plain else sorted((lr * math.sqrt(times), lr * times))
-    was, now = parent["norm"].finite.median, history["norm"].finite.median
-    yield Finding(
-        "warn",
-        f"a step has {times:.3g} times the targets of {parent.run_id or 'its parent'}, at the same lr {lr:g}",
-        since=0,
-        evidence=[
-            f"targets in a step: {before:g} before, {batch:g} now (limit x1.5)",
-            f"norm: median {was:.3g} before, {now:.3g} now; averaging of noise alone would give "
-            f"{was / math.sqrt(times):.3g}",
-        ],
-        ruled_out=[f"a rate that was scaled with the batch: it is {lr:g} in both runs"],
-        probe=train(history, "lr.learning_rate", two_digits(wanted)),
-        remedy=f"scale the rate with {'the batch' if is_plain else 'the root of the batch'}: {two_digits(wanted):g}, "
-        f"somewhere between {two_digits(ends[0]):g} and {two_digits(ends[1]):g}; a lower norm is averaging, not health",
-        changes={"lr.learning_rate": two_digits(wanted)},
-    )
-
-
-def _noise_scale(history: History) -> Iterator[Finding]:
-    """The rows at which the gradient is as large as its noise, from the norms of one micro and of the whole step."""
+    # The rows at which the gradient is as large as its noise, from the norms of one micro and of the whole step.
     first = history["norm_first"].between(history.warmup_steps, history.end).finite.last()
     small, large = at(history["rows_first"], first.steps), float(history.derived.get("rows_per_step") or 0)
     whole = at(history["norm"], first.steps)
@@ -304,16 +284,3 @@ def slope_t(series: Series) -> float:
     slope = float(x @ y / (x @ x))
     rest = float(((y - slope * x) ** 2).sum()) / (len(x) - 2)
     return slope / math.sqrt(rest / float(x @ x)) if rest > 0 else math.copysign(math.inf, slope)
-
-
-def theil_sen(steps: np.ndarray, values: np.ndarray, most: int = 200) -> tuple[float, float]:
-    """The median slope of all pairs, and the p value of their order (Kendall, two-sided)."""
-    if len(steps) < 5:
-        return 0.0, 1.0
-    picked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most)).astype(int))
-    x, y = steps[picked].astype(float), values[picked]
-    i, j = np.triu_indices(len(x), 1)
-    rise = y[j] - y[i]
-    n = len(x)
-    z = float(np.sign(rise).sum()) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    return float(np.median(rise / (x[j] - x[i]))), math.erfc(abs(z) / math.sqrt(2))

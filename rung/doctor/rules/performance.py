@@ -16,6 +16,8 @@ from rung.doctor.coincidence import events_near
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import at
+from rung.robust import theil_sen
 
 SETTLED = 20  # steps in which caches fill and kernels are compiled
 SHARE = 0.10  # of a step: a slow loader had 0.62, a fast one 0.05
@@ -115,10 +117,10 @@ def _creep(history: History, name: str, what: str) -> Finding | None:
         usual = np.median(targets[:third])
         if abs(np.median(targets[-third:]) - usual) > 0.02 * usual:
             return None  # longer rows
-    slope, p_value = theil_sen(series)
+    slope, p_value = theil_sen(*series)
     growth = slope * float(series.steps[-1] - series.steps[0])
     middle = len(series) // 2
-    later, _ = theil_sen(Series(series.steps[middle:], series.values[middle:]))
+    later, _ = theil_sen(series.steps[middle:], series.values[middle:])
     if slope <= 0 or p_value >= 0.01 or growth <= max(0.01 * series.median, 20.0) or later < slope / 3:
         return None
     planned = max(history.num_steps or 0, history.end)
@@ -167,11 +169,11 @@ def slower(history: History) -> Finding | None:
         return None
     start, stop = first + fast[-1] * BLOCK, min(first + (fast[-1] + 2) * BLOCK, len(rates))
     # The sum of what lies above the middle rises before the change and falls after it.
-    at = start + min(int(np.argmax(np.cumsum(rates[start:stop] - middle))) + 1, stop - start - 1)
+    begin = start + min(int(np.argmax(np.cumsum(rates[start:stop] - middle))) + 1, stop - start - 1)
     lasting = max(WINDOW, LASTING * max(history.num_steps or 0, history.end))
-    if len(rates) - at < lasting or _targets_changed(history):
+    if len(rates) - begin < lasting or _targets_changed(history):
         return None
-    onset = int(steps[at])
+    onset = int(steps[begin])
     step_s = history["step_s"]
     before, after = step_s.between(SETTLED, onset).median, step_s.last().median
     waited = history["wait_s"].last().median - history["wait_s"].between(SETTLED, onset).median
@@ -223,35 +225,12 @@ def _slower_than_parent(history: History, now: float) -> Finding | None:
     )  # fmt: skip
 
 
-def theil_sen(series: Series) -> tuple[float, float]:
-    """The median of all slopes between two points, and the p value of so clear a rise or fall (Kendall)."""
-    if len(series) > 120:  # all pairs of a thousand points say no more
-        kept = np.linspace(0, len(series) - 1, 120).astype(int)
-        series = Series(series.steps[kept], series.values[kept])
-    num = len(series)
-    if num < 3:
-        return 0.0, 1.0
-    i, j = np.triu_indices(num, 1)
-    rises = series.values[j] - series.values[i]
-    slope = float(np.median(rises / (series.steps[j] - series.steps[i])))
-    _, ties = np.unique(series.values, return_counts=True)
-    variance = (num * (num - 1) * (2 * num + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18
-    score = float(np.sign(rises).sum())
-    if variance <= 0:
-        return 0.0, 1.0
-    z = (abs(score) - 1) / math.sqrt(variance) if score else 0.0
-    return slope, math.erfc(max(z, 0.0) / math.sqrt(2))
-
-
 def _window(history: History, *names: str) -> list[np.ndarray] | None:
     """These values in the last 100 steps that have them all, after SETTLED; None if too few."""
     columns = [history[name].finite.between(SETTLED, history.end).last(WINDOW) for name in names]
-    steps = columns[0].steps
-    for column in columns[1:]:
-        steps = np.intersect1d(steps, column.steps, assume_unique=True)
-    if len(steps) < WINDOW // 2:
-        return None
-    return [column.values[np.isin(column.steps, steps)] for column in columns]
+    values = [at(column, columns[0].steps) for column in columns]
+    has_all = np.isfinite(values).all(axis=0)
+    return [column[has_all] for column in values] if has_all.sum() >= WINDOW // 2 else None
 
 
 def _share(parts: np.ndarray, wholes: np.ndarray) -> float:
@@ -267,11 +246,8 @@ def _severity(history: History, a_step_s: float, since: int = 0) -> str:
 
 def _rates(history: History) -> tuple[np.ndarray, np.ndarray]:
     """Steps and log(targets / step_s), after SETTLED."""
-    targets, seconds = history["targets"], history["step_s"]
-    if not np.array_equal(targets.steps, seconds.steps):
-        _, a, b = np.intersect1d(targets.steps, seconds.steps, assume_unique=True, return_indices=True)
-        targets, seconds = (Series(s.steps[kept], s.values[kept]) for s, kept in ((targets, a), (seconds, b)))
-    steps, counts, times = targets.steps, targets.values, seconds.values
+    steps, times = history["step_s"]
+    counts = at(history["targets"], steps)
     good = (steps >= SETTLED) & (counts > 0) & (times > 0)
     return steps[good], np.log(counts[good] / times[good])
 

@@ -17,6 +17,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import listed
 
 WITNESSES = 3  # steps after a resume to compare where arithmetic is not exact: differences grow with each
 RECOMPUTED = ("system.", "ddp.", "data.batch_size", "optimizer.gradient_accumulation_steps")  # sums in another order
@@ -41,8 +42,7 @@ def unread_keys(history: History) -> Finding | None:
     many = len(keys) > 1
     return Finding(
         "warn",
-        f"{', '.join(keys[:5])}{f' and {len(keys) - 5} more' if len(keys) > 5 else ''} "
-        f"{'have' if many else 'has'} no effect: nothing has read {'them' if many else 'it'}.",
+        f"{listed(keys)} {'have' if many else 'has'} no effect: nothing has read {'them' if many else 'it'}.",
         since=events[-1].get("step"),
         evidence=[f"{key} = {history.config.get(key, 'unknown')}" for key in keys[:5]],
         probe="change the value: the losses stay equal to all digits",
@@ -97,7 +97,13 @@ def resume_differs(history: History) -> Finding | None:
         exact = exact and not any(arg.startswith(RECOMPUTED) for arg in args)
         rounding = 1e-5 if str(history.derived.get("dtype", "")).endswith("float32") else 1e-3
         tolerance = 0.0 if exact else rounding
-        pairs = list(_pairs(history, steps if exact else steps[:WITNESSES]))
+        pairs = []
+        for step in steps if exact else steps[:WITNESSES]:
+            rows = {name: history[name].between(step, step + 1).values for name in ("batch_hash", "lr", "loss", "norm")}
+            after = {name: float(values[0]) for name, values in rows.items() if len(values)}
+            earlier = [row for row in history.superseded[step] if "loss" in row]
+            if earlier and "loss" in after:
+                pairs.append(Pair(step, earlier[-1], after))
         # What differs first, in the order in which one thing causes the next.
         limits = {"batch_hash": 0.0, "lr": 1e-9, "loss": tolerance, "norm": tolerance}
         differing = ((name, pair) for name, limit in limits.items() for pair in pairs if pair.differs(name, limit))
@@ -176,22 +182,13 @@ def _stretches(history: History) -> Iterator[tuple[int, list[int]]]:
         for step, rows in history.superseded.items()
         if any("loss" in row for row in rows) and not any(to <= step <= bad for to, bad in went_back)
     )
-    starts = {e["step"] for e in history.events_of("resume") if isinstance(e.get("step"), int)} & set(again)
+    starts = set(history.steps_of("resume")) & set(again)
     for i, step in enumerate(again):
         if step not in starts and (i == 0 or again[i - 1] != step - 1):
             starts.add(step)  # a record that lost its events
     ordered = sorted(starts)
     for first, end in zip(ordered, [*ordered[1:], math.inf]):
         yield first, [step for step in again if first <= step < end]
-
-
-def _pairs(history: History, steps: Sequence[int]) -> Iterator[Pair]:
-    for step in steps:
-        rows = {name: history[name].between(step, step + 1).values for name in ("batch_hash", "lr", "loss", "norm")}
-        after = {name: float(values[0]) for name, values in rows.items() if len(values)}
-        earlier = [row for row in history.superseded[step] if "loss" in row]
-        if earlier and "loss" in after:
-            yield Pair(step, earlier[-1], after)
 
 
 def _equal(pairs: Sequence[Pair], first: int, tolerance: float, name: str) -> list[str]:

@@ -33,10 +33,30 @@ def spike(history: History) -> Finding | None:
     lasting = [step for step in in_loss if _lasts(loss, step)]
     stays = [step for step in lasting if not _recovers(history["loss"], step)]
     broken = [step for step in in_loss if step not in lasting and _is_broken_batch(loss, step)]
-    rate = _rate(loss, lasting[0]) if lasting else 0
     first = (lasting or broken or in_loss or steps)[0]
     sigmas = ", ".join(f"{name} {of[first]:.0f}" for name, of in found.items() if first in of)
-    lr = history["lr"]
+    lr, beta2 = history["lr"], history.number("optimizer.beta2") or 0.95
+
+    # The most lasting spikes in OVER steps. Those of half the height count too: after one, others surprise less.
+    rate = 0
+    if lasting:
+        jump = value(loss, lasting[0]) - _usual(loss, lasting[0])
+        is_high = _residuals(loss.values)[1] > jump / 2
+        high = [int(step) for step in loss.steps[BEFORE:][is_high] if step >= lasting[0]]
+        apart = [step for step, last in zip(high, [lasting[0] - OVER, *high], strict=False) if step - last > NEAR]
+        slow = np.asarray([step for step in apart if _lasts(loss, step)])
+        rate = int(max((((slow > step - OVER) & (slow <= step)).sum() for step in slow), default=0))
+
+    # Tensors whose gradients exceeded what Adam expected just before; not early on, when all do (3.1 to step 60).
+    leading, table = [], history.table("tensors")
+    if table is not None and first >= max(100, 3 * history.warmup_steps, 1 / (1 - beta2)):
+        for row in np.flatnonzero((table.steps >= first - NEAR) & (table.steps < first)):
+            rms = table.columns["rms"][row]
+            largest = [n for n in np.argsort(-np.nan_to_num(rms))[:3] if rms[n] >= SURPRISE]
+            if largest:
+                named = ", ".join(f"{table.names[n]} {rms[n]:.2g}" for n in largest)
+                step = table.steps[row]
+                leading.append(f"gradients larger than Adam expected at step {step}, limit {SURPRISE}: {named}")
     return Finding(
         # A norm that jumps alone is what clipping is for; a loss that is back at once is the tail of the data.
         "sick" if rate > MANY or stays else "warn" if lasting or broken else "info",
@@ -47,7 +67,7 @@ def spike(history: History) -> Finding | None:
         evidence=[
             f"spreads above the level of the {BEFORE} steps before: {sigmas} (limit {HIGH:g})",
             *(_jump(history, name, first) for name in found),
-            *_leading(history, first),
+            *leading,
             f"spikes in the loss: {len(in_loss)}; of these {len(lasting)} took more than {AT_ONCE} steps to recover, "
             f"at most {rate} in {OVER} steps (limit {MANY})",
             f"one batch is predicted worse than by the untrained model: step {broken[0]}" if broken else "",
@@ -55,14 +75,14 @@ def spike(history: History) -> Finding | None:
         ruled_out=[
             f"the learning rate: {value(lr, first):.3g} at the step, {value(lr, first - 1):.3g} before it",
             "the beginning of an epoch, or an eval: such steps are not counted",
-            f"weights that were thrown off: the loss is back at once after steps {listed(np.asarray(in_loss))}"
+            f"weights that were thrown off: the loss is back at once after steps {listed(in_loss)}"
             if in_loss and not lasting else "",
         ],
         probe=replay(history, first),
         remedy=f"run `{replay(history, first)}`, which tries the batch on older weights and other batches on these, to "
         "tell data from state; then skip the batch (look for long repeats in it), lower optimizer.beta2, or clip at "
         "the usual norm",
-        changes={"optimizer.beta2": 0.95} if lasting and _beta2(history) > 0.95 else {},
+        changes={"optimizer.beta2": 0.95} if lasting and beta2 > 0.95 else {},
     )  # fmt: skip
 
 
@@ -112,18 +132,8 @@ def _spikes(history: History, name: str) -> dict[int, float]:
 
 def _lasts(loss: Series, step: int) -> bool:
     """Whether the loss stays above half of the jump for longer than one hard batch explains; no if not known yet."""
-    usual, after = loss.between(0, step).last(BEFORE).median, loss.between(step + 1, step + NEAR).values[:AT_ONCE]
-    return len(after) == AT_ONCE and bool(after.min() > (usual + value(loss, step)) / 2)
-
-
-def _rate(loss: Series, first: int) -> int:
-    """The most lasting spikes in OVER steps. Those of half the height count too: after one, others surprise less."""
-    _, residual = _residuals(loss.values)
-    jump = value(loss, first) - loss.between(0, first).last(BEFORE).median
-    high = [int(step) for step in loss.steps[BEFORE:][residual > jump / 2] if step >= first]
-    apart = [step for step, last in zip(high, [first - OVER, *high], strict=False) if step - last > NEAR]
-    lasting = np.asarray([step for step in apart if _lasts(loss, step)])
-    return int(max((((lasting > step - OVER) & (lasting <= step)).sum() for step in lasting), default=0))
+    after = loss.between(step + 1, step + NEAR).values[:AT_ONCE]
+    return len(after) == AT_ONCE and bool(after.min() > (_usual(loss, step) + value(loss, step)) / 2)
 
 
 def _is_broken_batch(loss: Series, step: int) -> bool:
@@ -135,7 +145,7 @@ def _is_broken_batch(loss: Series, step: int) -> bool:
     if loss.steps[0] >= BEFORE or value(loss, step) <= loss.values[:BEFORE].max():  # the start is unknown, or as bad
         return False
     _, residual = _residuals(loss.values)
-    jump = value(loss, step) - loss.between(0, step).last(BEFORE).median
+    jump = value(loss, step) - _usual(loss, step)
     others = np.abs(loss.steps[BEFORE:] - step) > NEAR
     return int((residual[others] > jump / 4).sum()) < 3
 
@@ -149,26 +159,10 @@ def _recovers(loss: Series, step: int) -> bool:
     return bool(level.min() <= before.last(BEFORE).median + 3 * before.sigma)
 
 
-def _leading(history: History, step: int) -> list[str]:
-    """Tensors whose gradients exceeded what Adam expected just before; not early on, when all do (3.1 to step 60)."""
-    table = history.table("tensors")
-    if table is None or step < max(100, 3 * history.warmup_steps, 1 / (1 - _beta2(history))):
-        return []
-    rows = np.flatnonzero((table.steps >= step - NEAR) & (table.steps < step))
-    found = []
-    for row in rows:
-        rms = table.columns["rms"][row]
-        which = [f"{table.names[n]} {rms[n]:.2g}" for n in np.argsort(-np.nan_to_num(rms))[:3] if rms[n] >= SURPRISE]
-        if which:
-            found.append(f"gradients larger than Adam expected at step {table.steps[row]}, limit {SURPRISE}: "
-                         + ", ".join(which))  # fmt: skip
-    return found
+def _usual(series: Series, step: int) -> float:
+    """The level of the steps before this one."""
+    return series.between(0, step).finite.last(BEFORE).median
 
 
 def _jump(history: History, name: str, step: int) -> str:
-    before = history[name].between(0, step).finite.last(BEFORE).median
-    return f"{name} {before:.4g} -> {value(history[name], step):.4g}"
-
-
-def _beta2(history: History) -> float:
-    return history.number("optimizer.beta2") or 0.95
+    return f"{name} {_usual(history[name], step):.4g} -> {value(history[name], step):.4g}"

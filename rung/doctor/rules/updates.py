@@ -60,7 +60,7 @@ class Matrices(Table):
 def matrices(history: History, first: int = 0, end: int | None = None) -> Matrices | None:
     """What was measured in [first, end) at steps that were applied; None if nothing was."""
     table = history.table("tensors")
-    if table is None or not len(table.steps):
+    if table is None:
         return None
     begin, stop = np.searchsorted(table.steps, [first, history.end if end is None else end])
     steps = table.steps[begin:stop]
@@ -267,7 +267,33 @@ def not_updating(history: History) -> Finding | None:
         names, grad = list(compress(table.names, frozen)), grad[:, frozen]
         is_vector = ~(table.columns["decayed"][-1, frozen] > 0)
     if not names and not left_out:
-        return _all_skipped(history) or _in_no_objective(history)
+        skipped, every = history["skipped"], history.derived.get("parameters") or 0
+        trained = history.derived.get("trained_parameters") or 0
+        # Nothing was measured because nothing was applied; unless N4 knows why.
+        all_skipped = len(skipped) >= 3 and (skipped.values > 0).all() and not history.events_of("diverged")
+        if all_skipped and first_struggle(history) is None:
+            how = replay(history, int(skipped.steps[-1]))
+            return Finding(
+                "sick",
+                f"none of {len(skipped)} steps was applied: all were skipped",
+                since=int(skipped.steps[0]),
+                evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
+                ruled_out=["parameters that no optimizer has: no parameter changed at all"],
+                probe=how,
+                remedy=f"find out why steps are skipped with `{how}`: gradients that are not finite, or a loss scale "
+                "that never settles",
+            )
+        if 0 < trained < every and "left_out" not in history.derived:
+            return Finding(
+                "info",
+                f"{every - trained} of {every} parameters are in no objective ({1 - trained / every:.0%})",
+                since=0,
+                evidence=[f"the model has {every} trainable parameters, the objectives have {trained}"],
+                ruled_out=["parameters that an objective has and does not move: each of these changed"],
+                probe=check(history),
+                remedy="nothing if they are frozen on purpose; else give an objective all parameters of the model",
+            )
+        return None
     has_none = np.all(np.isnan(grad), axis=0)
     is_zero = ~has_none & np.all(np.nan_to_num(grad) == 0, axis=0)
     causes = {
@@ -294,38 +320,4 @@ def not_updating(history: History) -> Finding | None:
         remedy="give the optimizer these parameters, or make the loss depend on them (look for detach, no_grad, a "
         "branch that is never taken); if there is a gradient, the update is below the last digit of float32: raise the "
         "rate",
-    )
-
-
-def _all_skipped(history: History) -> Finding | None:
-    """Every step was skipped: nothing was measured because nothing was applied."""
-    skipped = history["skipped"]
-    if len(skipped) < 3 or not (skipped.values > 0).all() or history.events_of("diverged"):
-        return None
-    if first_struggle(history) is not None:  # N4 knows why
-        return None
-    return Finding(
-        "sick",
-        f"none of {len(skipped)} steps was applied: all were skipped",
-        since=int(skipped.steps[0]),
-        evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
-        ruled_out=["parameters that no optimizer has: no parameter changed at all"],
-        probe=replay(history, int(skipped.steps[-1])),
-        remedy=f"find out why steps are skipped with `{replay(history, int(skipped.steps[-1]))}`: gradients that are "
-        "not finite, or a loss scale that never settles",
-    )
-
-
-def _in_no_objective(history: History) -> Finding | None:
-    every, trained = history.derived.get("parameters") or 0, history.derived.get("trained_parameters") or 0
-    if not 0 < trained < every or "left_out" in history.derived:
-        return None
-    return Finding(
-        "info",
-        f"{every - trained} of {every} parameters are in no objective ({1 - trained / every:.0%})",
-        since=0,
-        evidence=[f"the model has {every} trainable parameters, the objectives have {trained}"],
-        ruled_out=["parameters that an objective has and does not move: each of these changed"],
-        probe=check(history),
-        remedy="nothing if they are frozen on purpose; else give an objective all parameters of the model",
     )
