@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.cli.push import split_url
 from rung.errors import UserError
 from rung.progress import reporter
@@ -44,7 +44,6 @@ def command(
     from rung.remote.bucket import Bucket
     from rung.remote.manifest import names_of, split_item
     from rung.remote.pull import PullOptions, PullResult, pull_data, pull_run, runs_by_uid
-    from rung.runs.files import to_json
 
     names, url = split_url(args, root)
     sets = list(data)
@@ -83,4 +82,4 @@ def command(
     finally:
         close()
     if as_json:
-        click.echo(to_json([{**dataclasses.asdict(one), "path": str(one.path)} for one in done]).decode())
+        print_json([{**dataclasses.asdict(one), "path": str(one.path)} for one in done])

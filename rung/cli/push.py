@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import UserError
 from rung.progress import reporter
 from rung.units import size
@@ -55,7 +55,6 @@ def command(
     from rung.remote.bucket import Bucket
     from rung.remote.push import PushOptions, PushResult, push, push_run
     from rung.remote.snapshot import of_data
-    from rung.runs.files import to_json
     from rung.runs.maintenance.selection import folders_of, select
 
     names, url = split_url(args, root)
@@ -102,7 +101,7 @@ def command(
     finally:
         close()
     if as_json:
-        click.echo(to_json([dataclasses.asdict(one) for one in done]).decode())
+        print_json([dataclasses.asdict(one) for one in done])
 
 
 def split_url(args: Sequence[str], root: Path) -> tuple[list[str], str]:
@@ -121,7 +120,6 @@ def split_url(args: Sequence[str], root: Path) -> tuple[list[str], str]:
 def _delete(bucket: Bucket, names: Sequence[str], data: Sequence[str], yes: bool, as_json: bool) -> None:
     from rung.remote.manifest import names_of
     from rung.remote.push import delete
-    from rung.runs.files import to_json
 
     # A name in full also finds what a killed removal left, which has no manifest any more.
     whole = [("run", name.rstrip("/")) for name in names if name.rpartition("/")[2].isdecimal()]
@@ -141,4 +139,4 @@ def _delete(bucket: Bucket, names: Sequence[str], data: Sequence[str], yes: bool
         if not as_json:
             click.echo(f"{name} is gone from {bucket.url} ({num_files} files)")
     if as_json:
-        click.echo(to_json(gone).decode())
+        print_json(gone)

@@ -33,19 +33,10 @@ if TYPE_CHECKING:
 @remote_option
 @runs_option
 def command(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    files: tuple[Path, ...],
-    parent: str | None,
-    why: str | None,
-    experiment: str | None,
-    tags: tuple[str, ...],
-    checks: bool,
-    point: str | None,
-    mirrors: tuple[str, ...],
-    remote: str | None,
-    root: Path,
-) -> None:
+    recipe: str | None, overrides: tuple[str, ...], files: tuple[Path, ...], parent: str | None, why: str | None,
+    experiment: str | None, tags: tuple[str, ...], checks: bool, point: str | None, mirrors: tuple[str, ...],
+    remote: str | None, root: Path,
+) -> None:  # fmt: skip
     """Train RECIPE and record everything about it under runs/.
 
     Ctrl-C saves at the next step boundary and stops; `rung resume` continues from there. A second Ctrl-C stops at once.
@@ -88,24 +79,15 @@ def command(
             message = f"{file} has no point {key} of a sweep {name}; start it with `rung sweep`"
             raise UserError(message, code="no-point") from None
     run = api.train(
-        resolved,
-        experiment=experiment,
-        why=why,
-        tags=tags,
-        mirrors=mirrors,
-        remote=remote,
-        runs=root,
-        check=checks,
-        sweep=sweep,
-        display=make_display,
-    )
+        resolved, experiment=experiment, why=why, tags=tags, mirrors=mirrors, remote=remote, runs=root, check=checks,
+        sweep=sweep, display=make_display,
+    )  # fmt: skip
     if code := exit_code(run):
         sys.exit(code)
 
 
 def exit_code(run: Run) -> int:
-    """Of a training: 1 after a divergence; after a signal as the shell has it, or what comes after `&&` would take it
-    for the end of training."""
+    """1 after a divergence, 128 + N after signal N; after 0 a shell's `&&` would take the training for finished."""
     if os.environ.get("RANK", "0") != "0":  # whoever started the ranks would end the first one, which has more to write
         return 0
     return 1 if run.status == "diverged" else 128 + run.stop_signal if run.stop_signal else 0
