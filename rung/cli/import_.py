@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +14,8 @@ from rung.errors import RunError
 from rung.progress import reporter
 from rung.report.table import one_line, print_table
 from rung.runs.record import check_name
-
-if TYPE_CHECKING:
-    from rung.trackers.history import History
+from rung.trackers.history import History
+from rung.trackers.import_run import ImportResult, earlier, experiment_for, import_run
 
 
 @click.group("import", short_help="Import runs of other trackers.")
@@ -112,8 +111,6 @@ def _import_all(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Imports each and prints a table; what cannot be read does not stop the others, and is reported last."""
-    from rung.trackers.import_run import ImportResult, earlier, experiment_for, import_run
-
     problems: list[str] = []
     if experiment is not None:
         check_name(experiment)

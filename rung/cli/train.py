@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rung.cli.options import config_option, mirror_option, remote_option, runs_option
 from rung.errors import UserError
-
-if TYPE_CHECKING:
-    from rung.runs.query import Run
+from rung.runs.query import Run, open_run
 
 
 @click.command(short_help="Train a recipe.")
@@ -55,7 +52,6 @@ def command(
     from rung import api
     from rung.progress import make_display
     from rung.resolve import resolve
-    from rung.runs.query import open_run
 
     base = None if parent is None else open_run(parent, root)
     if base is not None and recipe is not None and "=" in recipe:
