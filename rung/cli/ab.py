@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.cli.show import is_number
+from rung.cli.sweep_table import Display, print_plan
+from rung.cli.trial import Arm, Cell, Trial, changed_keys, refuse_other_horizon
 from rung.errors import RunError, UserError
-from rung.runs.files import to_json
+from rung.report.table import one_line, print_table, printable
 from rung.runs.query import Run, open_run, ref
+from rung.runs.record import append_event
+from rung.sweep import state
+from rung.sweep.plan import keep, wrong_launch
+from rung.sweep.point import log_of
 from rung.units import duration
 
 if TYPE_CHECKING:
-    from rung.cli.trial import Arm, Cell, Trial
-    from rung.compare.decide import AlphaSpending
     from rung.compare.judge import Judgement
     from rung.sweep.launch import Launcher
     from rung.sweep.space import Sweep
@@ -38,26 +42,6 @@ class Ab(click.Command):
         if "--judge" in args:
             args = [_BETWEEN if word == "--" else word for word in args]
         return super().parse_args(ctx, args)
-
-
-@dataclass
-class JudgeOptions:
-    """What to judge by, and how to show the verdict."""
-
-    metric: str | None
-    delta: float | None
-    allowed: tuple[str, ...]
-    declared: str | None
-    better: str | None
-    as_json: bool
-    check: bool
-    is_verbose: bool
-
-    def judge(self, control: Sequence[Run], variant: Sequence[Run], spending: AlphaSpending) -> Judgement:
-        from rung.compare.judge import judge
-
-        by = {name: getattr(self, name) for name in ("metric", "delta", "allowed", "declared", "better")}
-        return judge(control, variant, spending=spending, **by)
 
 
 @click.command("ab", cls=Ab, short_help="Try one change, or judge runs that exist.")
@@ -114,61 +98,89 @@ def command(
       rung ab --judge piano/3..5 -- piano/6..8 --metric full_val/loss --check
       rung ab --judge piano/3..5 -- piano/6..8 -- piano/9..11
     """
-    options = JudgeOptions(metric, delta, allowed, declared, better, as_json, check, verbose)
+    from rung.compare.decide import LOOKS, AlphaSpending
+    from rung.compare.judge import elapsed_s, judge
+    from rung.compare.noise import floor_for
+    from rung.compare.reading import main_metric
+    from rung.config import parse_overrides
+
     if delta is not None and not math.isfinite(delta):
         message = f"--delta {delta} is not a finite number; give the smallest difference that matters, as 0.01"
         raise UserError(message, code="bad-value")
+    judged = functools.partial(judge, metric=metric, delta=delta, allowed=allowed, declared=declared, better=better)
     if is_judging:
-        _judge_existing(args, root, options)
+        _exit_unless_good(_judge_existing(args, root, judged, as_json), check)
         return
-    from rung.cli.trial import Trial, take_stock
-    from rung.config import parse_overrides
-    from rung.sweep.plan import wrong_launch
-
     launch = {"slots": slots or 1, **parse_overrides(launch_words)}
     if wrong := wrong_launch(launch):
         raise UserError(wrong[0], code="no-key")
-    base, arms = _arms(args, root, is_aa, options)
-    chosen = experiment or str(base.document.get("experiment"))
+    base, arms = _arms(args, root, is_aa, allowed, declared)
     seed = base.document.get("seed")
     if not isinstance(seed, int):
         message = f"{base.id} names no seed, so nothing can be paired with it; start it with `rung train`."
         raise RunError(message, code="not-supported")
     name = "A/A" if is_aa else f"A/B {' '.join(arms[-1].overrides) or declared}"
     seeds = [seed + i for i in range(max(num_seeds, 3) if is_aa else num_seeds)]
-    trial = Trial(base, root, arms, seeds, chosen, why or f"{name} of {base.id}", declared, launch)
-    trial.now = take_stock(trial, is_here=(on or launch.get("on")) in (None, "local"))
-    cells = trial.find()
+    experiment = experiment or str(base.document.get("experiment"))
+    trial = Trial(base, root, arms, seeds, experiment, why or f"{name} of {base.id}", declared, launch)
+    cells = trial.find(is_here=(on or launch.get("on")) in (None, "local"))
     sweep = trial.sweep(cells)
     launcher = _launcher(sweep, on)
-    _print_plan(trial, cells, sweep, options, dry_run)
+
+    # The plan: which runs serve, which are to be trained, and about how long that takes.
+    change = " ".join(arms[-1].overrides) or declared or "itself"
+    click.echo(f"{base.id} against {change}, {len(seeds)} seeds", err=as_json)
+    if dry_run or not as_json:
+        print_plan(sweep, state.states(sweep), as_json)
+    absent = [str(cell.seed) for cell in cells if cell.run is None and not trial.can_train(cell.arm)]
+    if absent:
+        click.echo(f"no control with seed {', '.join(absent)}: it needs the code of {base.id}", err=as_json)
+    missing = sum(not cell.has_ended and trial.can_train(cell.arm) for cell in cells)
+    seconds = elapsed_s(base)
+    cost = f", about {duration(missing * seconds)} going by {base.id}" if missing and seconds else ""
+    click.echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=as_json)
     busy = [p.run.id for p in cells if p.run and p.run.status in ("running", "silent") and sweep.point(p.key).run]
     if busy:
         message = f"{', '.join(busy)} is still running; wait for it, or stop it, and give the same command again."
         raise RunError(message, code="wrong-state")
     if dry_run:
         return
-    cells = _train(trial, cells, sweep, launcher, options)
+
+    cells = _train(trial, cells, sweep, launcher, as_json, verbose)
     runs = {arm.name: [p.run for p in cells if p.arm is arm and p.run] for arm in arms}
-    if not is_aa:
-        _conclude(trial, runs["control"], runs["variant"], options)
+    control = runs["control"]
+    if is_aa:
+        if not control:
+            raise RunError("none of its runs has ended, so the noise is not known.", code="no-finished-run")
+        metric = metric or main_metric(control[0])
+        floor = floor_for(control[0], metric)
+        if as_json:
+            print_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None})
+        elif floor is None:
+            click.echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
+        else:
+            click.echo(one_line(f"noise floor of {metric}: {floor.words}"))
         return
 
-    from rung.compare.noise import floor_for
-    from rung.compare.reading import main_metric
-    from rung.report.table import one_line
+    # What was first looked at was planned; the rest came later.
+    before = [e for e in base.events("judgement") if e.get("ab") == trial.id and is_number(e.get("num_pairs"))]
+    counted = [int(e["num_pairs"]) for e in before if e["num_pairs"] >= LOOKS[0]]
+    judgement = judged(control, runs["variant"], spending=AlphaSpending(counted[0] if counted else len(seeds)))
+    more = judgement.more_pairs if judgement.word == "UNDECIDED" and not judgement.is_aa else None
+    if more is not None and declared != "code":
+        again = shlex.join([ref(base.path, base.id), *arms[-1].overrides])
+        judgement.what_next = f"`rung ab {again} --seeds {len(seeds) + more}` trains them"
+    left_out = ("pairs", "floor", "a", "b", "bca")
+    figures = {name: value for name, value in judgement.to_dict().items() if name not in left_out}
+    a, b = [run.id for run in control], [run.id for run in runs["variant"]]
+    append_event(base.path, "judgement", ab=trial.id, overrides=list(arms[-1].overrides), a=a, b=b, **figures)
+    _print_judgement(judgement, {"ab": trial.id, "a_runs": a, "b_runs": b}, as_json)
+    _exit_unless_good([judgement], check)
 
-    control = runs["control"]
-    if not control:
-        raise RunError("none of its runs has ended, so the noise is not known.", code="no-finished-run")
-    metric = metric or main_metric(control[0])
-    floor = floor_for(control[0], metric)
-    if as_json:
-        click.echo(to_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None}).decode())
-    elif floor is None:
-        click.echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
-    else:
-        click.echo(one_line(f"noise floor of {metric}: {floor.words}"))
+
+def _exit_unless_good(judgements: Sequence[Judgement], check: bool) -> None:
+    if check and any(judgement.word not in ("BETTER", "EQUIVALENT") for judgement in judgements):
+        sys.exit(1)
 
 
 def _launcher(sweep: Sweep, on: str | None) -> Launcher:
@@ -184,9 +196,10 @@ def _launcher(sweep: Sweep, on: str | None) -> Launcher:
     return made
 
 
-def _arms(args: Sequence[str], root: Path, is_aa: bool, options: JudgeOptions) -> tuple[Run, list[Arm]]:
+def _arms(
+    args: Sequence[str], root: Path, is_aa: bool, allowed: Sequence[str], declared: str | None
+) -> tuple[Run, list[Arm]]:
     """The base run and its arms, resolved: a mistake in a key ends here, before anything is trained."""
-    from rung.cli.trial import Arm, changed_keys, refuse_other_horizon
     from rung.compare.reading import is_of_engine
     from rung.resolve import resolve
 
@@ -202,7 +215,7 @@ def _arms(args: Sequence[str], root: Path, is_aa: bool, options: JudgeOptions) -
         raise UserError(
             f"--aa trains the base alone; leave out {' '.join(changes)}, or leave out --aa", code="options-conflict"
         )
-    if not is_aa and not changes and options.declared != "code":
+    if not is_aa and not changes and declared != "code":
         raise UserError(
             "what is the change? give key=value, or --declare code for an edit, or --aa for none", code="missing-change"
         )
@@ -217,33 +230,31 @@ def _arms(args: Sequence[str], root: Path, is_aa: bool, options: JudgeOptions) -
     if is_aa:
         return base, [control]
     variant = Arm("variant", changes, resolve(recipe, changes, parent=base, runs=root))
-    keys = [key for key in changed_keys(control.resolved, variant.resolved) if key not in options.allowed]
+    keys = [key for key in changed_keys(control.resolved, variant.resolved) if key not in allowed]
     if changes and not keys:
         raise UserError(
             f"{' '.join(changes)} changes nothing that is learned: {base.id} already has it", code="no-change"
         )
-    if len(keys) + (options.declared == "code") > 1:
-        changed = [*keys, *(["code"] if options.declared == "code" else [])]
+    if len(keys) + (declared == "code") > 1:
+        changed = [*keys, *(["code"] if declared == "code" else [])]
         raise UserError(
             f"that is {len(changed)} changes ({', '.join(changed)}), and a verdict is about one; try them one by "
             "one, or accept the others with --allow KEY",
             code="too-many-changes",
         )
-    if not {"budget", "num_steps", "targets"} & set(options.allowed):
+    if not {"budget", "num_steps", "targets"} & set(allowed):
         refuse_other_horizon(base, control.resolved, variant.resolved)
     return base, [control, variant]
 
 
-def _train(trial: Trial, cells: Sequence[Cell], sweep: Sweep, launcher: Launcher, options: JudgeOptions) -> list[Cell]:
+def _train(
+    trial: Trial, cells: Sequence[Cell], sweep: Sweep, launcher: Launcher, as_json: bool, is_verbose: bool
+) -> list[Cell]:
     """Trains what has not ended, as a sweep, and returns every cell whose run has ended.
 
     The first training that fails stops the others, which save: an A/B with a hole in it is worth little.
     """
-    from rung.cli.sweep_table import Display
     from rung.compare.judge import elapsed_s
-    from rung.sweep import state
-    from rung.sweep.plan import keep
-    from rung.sweep.point import log_of
 
     sweep = keep(sweep)
     trial.mark(sweep)  # what a killed call had no time for
@@ -253,11 +264,11 @@ def _train(trial: Trial, cells: Sequence[Cell], sweep: Sweep, launcher: Launcher
         claim = state.last_claim(sweep, cell.key)
         if claim is not None and claim.outcome == "failed":
             state.try_again(sweep, cell.key)
-    display = Display(sweep, state.states(sweep), is_quiet=options.as_json, is_live=not options.is_verbose)
+    display = Display(sweep, state.states(sweep), is_quiet=as_json, is_live=not is_verbose)
     failed: dict[str, str] = {}
 
     def report(key: str, word: str, where: str) -> None:
-        run = state.best_of(state.runs_of(sweep).get(key, [])) if word in ("finished", "failed") else None
+        run = state.run_of(sweep, key) if word in ("finished", "failed") else None
         if word == "failed" and (run is None or run.status != "diverged"):
             failed[key] = where
             state.ask_to_stop(sweep)
@@ -266,8 +277,8 @@ def _train(trial: Trial, cells: Sequence[Cell], sweep: Sweep, launcher: Launcher
             loss = f", best loss {best:.4f}" if is_number(best) else ""
             where = f"{run.id}{loss}{f', {duration(seconds)}' if seconds else ''}"
         display.report(key, word, where)
-        if options.is_verbose and word not in ("running", "waiting"):
-            click.echo(_printed(log_of(sweep, key)), err=options.as_json)
+        if is_verbose and word not in ("running", "waiting"):
+            click.echo(_printed(log_of(sweep, key)), err=as_json)
 
     stopped = ""
     try:
@@ -300,8 +311,6 @@ def _train(trial: Trial, cells: Sequence[Cell], sweep: Sweep, launcher: Launcher
 
 def _printed(log: Path, num_lines: int = 0) -> str:
     """All that a training printed, or the end of it."""
-    from rung.text import printable
-
     try:
         lines = log.read_text("utf-8", errors="replace").splitlines()
     except OSError:
@@ -309,28 +318,13 @@ def _printed(log: Path, num_lines: int = 0) -> str:
     return "\n".join(printable(line) for line in lines[-num_lines:])
 
 
-def _conclude(trial: Trial, control: Sequence[Run], variant: Sequence[Run], options: JudgeOptions) -> None:
-    from rung.compare.decide import LOOKS, AlphaSpending
-    from rung.runs.record import append_event
-
-    before = [e for e in trial.base.events("judgement") if e.get("ab") == trial.id and is_number(e.get("num_pairs"))]
-    counted = [int(e["num_pairs"]) for e in before if e["num_pairs"] >= LOOKS[0]]
-    planned = counted[0] if counted else len(trial.seeds)  # what was first looked at was planned; the rest came later
-    judgement = options.judge(control, variant, AlphaSpending(planned))
-    more = judgement.more_pairs if judgement.word == "UNDECIDED" and not judgement.is_aa else None
-    if more is not None and trial.declared != "code":
-        change = shlex.join([ref(trial.base.path, trial.base.id), *trial.arms[-1].overrides])
-        judgement.what_next = f"`rung ab {change} --seeds {len(trial.seeds) + more}` trains them"
-    left_out = ("pairs", "floor", "a", "b", "bca")
-    figures = {name: value for name, value in judgement.to_dict().items() if name not in left_out}
-    runs = {"a": [run.id for run in control], "b": [run.id for run in variant]}
-    append_event(trial.base.path, "judgement", ab=trial.id, overrides=list(trial.arms[-1].overrides), **runs, **figures)
-    _show(judgement, options, {"ab": trial.id, "a_runs": runs["a"], "b_runs": runs["b"]})
-
-
-def _judge_existing(args: Sequence[str], root: Path, options: JudgeOptions) -> None:
+def _judge_existing(
+    args: Sequence[str], root: Path, judged: Callable[..., Judgement], as_json: bool
+) -> list[Judgement]:
+    """Judges the runs before the first -- against those after each; of several variants one line each."""
     from rung.compare.decide import AlphaSpending
     from rung.compare.judge import planned_seeds
+    from rung.compare.noise import floor_for
 
     parts: list[list[str]] = [[]]
     for word in args:
@@ -350,73 +344,33 @@ def _judge_existing(args: Sequence[str], root: Path, options: JudgeOptions) -> N
         raise UserError(message, code="missing-run")
     control, *variants = [[open_run(name, root) for name in part] for part in parts]
     spending = AlphaSpending(planned_seeds([run for arm in (control, *variants) for run in arm]), len(variants))
-    judgements = [options.judge(control, variant, spending) for variant in variants]
-    runs = [[run.id for run in arm] for arm in (control, *variants)]
+    judgements = [judged(control, variant, spending=spending) for variant in variants]
+    a, *others = [[run.id for run in arm] for arm in (control, *variants)]
     if len(judgements) == 1:
-        _show(judgements[0], options, {"a_runs": runs[0], "b_runs": runs[1]})
-    else:
-        _show_many(judgements, control[0], runs, options)
-
-
-def _show_many(judgements: Sequence[Judgement], control: Run, runs: Sequence[list[str]], options: JudgeOptions) -> None:
-    """One line per variant, and how far runs of one config lie apart."""
-    from rung.compare.noise import floor_for
-    from rung.report.table import one_line
-
+        _print_judgement(judgements[0], {"a_runs": a, "b_runs": others[0]}, as_json)
+        return judgements
     metric = judgements[0].metric
-    floor = floor_for(control, metric)
-    if options.as_json:
-        variants = [{**judgement.to_dict(), "b_runs": names} for judgement, names in zip(judgements, runs[1:])]
+    floor = floor_for(control[0], metric)
+    if as_json:
+        rows = [{**judgement.to_dict(), "b_runs": names} for judgement, names in zip(judgements, others)]
         known = vars(floor) if floor else None
-        click.echo(to_json({"metric": metric, "a_runs": runs[0], "floor": known, "variants": variants}).decode())
-    else:
-        click.echo(one_line(f"A: {' '.join(runs[0])}, {metric}"))
-        click.echo(f"noise: {floor.words if floor else 'not known; it takes three seeds of one config'}")
-        for judgement, names in zip(judgements, runs[1:]):
-            factor = f" ({judgement.factor})" if judgement.factor else ""
-            click.echo()
-            click.secho(one_line(f"B: {' '.join(names)}{factor}"))
-            _print_last(judgement)
-        click.echo(f"\nthe intervals hold jointly: each has 1/{len(judgements)} of the error rate of a single one")
-    _exit(judgements, options)
+        print_json({"metric": metric, "a_runs": a, "floor": known, "variants": rows})
+        return judgements
+    click.echo(one_line(f"A: {' '.join(a)}, {metric}"))
+    click.echo(f"noise: {floor.words if floor else 'not known; it takes three seeds of one config'}")
+    for judgement, names in zip(judgements, others):
+        factor = f" ({judgement.factor})" if judgement.factor else ""
+        click.echo()
+        click.secho(one_line(f"B: {' '.join(names)}{factor}"))
+        _print_last(judgement)
+    click.echo(f"\nthe intervals hold jointly: each has 1/{len(judgements)} of the error rate of a single one")
+    return judgements
 
 
-def _print_plan(trial: Trial, cells: Sequence[Cell], sweep: Sweep, options: JudgeOptions, dry_run: bool) -> None:
-    from rung.cli.sweep_table import print_plan
-    from rung.compare.judge import elapsed_s
-    from rung.sweep.state import states
-
-    change = " ".join(trial.arms[-1].overrides) or trial.declared or "itself"
-    click.echo(f"{trial.base.id} against {change}, {len(trial.seeds)} seeds", err=options.as_json)
-    if dry_run or not options.as_json:
-        print_plan(sweep, states(sweep), options.as_json)
-    absent = [str(cell.seed) for cell in cells if cell.run is None and not trial.can_train(cell.arm)]
-    if absent:
-        click.echo(
-            f"no control with seed {', '.join(absent)}: it needs the code of {trial.base.id}", err=options.as_json
-        )
-    missing = sum(not cell.has_ended and trial.can_train(cell.arm) for cell in cells)
-    seconds = elapsed_s(trial.base)
-    cost = f", about {duration(missing * seconds)} going by {trial.base.id}" if missing and seconds else ""
-    click.echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=options.as_json)
-
-
-def _show(judgement: Judgement, options: JudgeOptions, more: dict[str, Any]) -> None:
-    if options.as_json:
-        click.echo(to_json({**judgement.to_dict(), **more}).decode())
-    else:
-        _print(judgement)
-    _exit([judgement], options)
-
-
-def _exit(judgements: Sequence[Judgement], options: JudgeOptions) -> None:
-    if options.check and any(judgement.word not in ("BETTER", "EQUIVALENT") for judgement in judgements):
-        sys.exit(1)
-
-
-def _print(judgement: Judgement) -> None:
-    from rung.report.table import one_line, print_table
-
+def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json({**judgement.to_dict(), **more})
+        return
     effect = interval = saved = ""
     if math.isfinite(judgement.targets_saved):
         word = "less" if judgement.targets_saved >= 0 else "more"
@@ -452,8 +406,6 @@ def _print(judgement: Judgement) -> None:
 
 
 def _print_last(judgement: Judgement) -> None:
-    from rung.report.table import one_line
-
     click.secho(one_line(judgement.summary_line()), bold=True)
     if judgement.what_next:
         click.echo(f"next     {one_line(judgement.what_next)}")

@@ -7,16 +7,12 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rung.cli.options import config_option, json_option, runs_option
 from rung.errors import RunError
 from rung.recipes import CATALOG
-
-if TYPE_CHECKING:
-    from rung.engine.build import Setup
 
 
 @click.command(short_help="Look for mistakes before training.")
@@ -42,9 +38,30 @@ def command(
       rung check piano/7
       rung check my_package.recipe:Mine --json
     """
-    setup = _build(what, overrides, files, root)
     from rung.doctor.preflight.checks import run_checks
     from rung.doctor.preflight.result import CheckContext, render
+    from rung.engine.build import build, restore
+    from rung.engine.checkpoint import Checkpoints
+    from rung.resolve import resolve
+    from rung.runs.query import open_run
+
+    if what in CATALOG or ":" in what:  # a recipe, as it would start
+        resolved = resolve(what, overrides, files, runs=root)
+        setup = build(resolved.config, resolved.recipe_class, root)
+    else:  # a run, at its last save
+        if "/" not in what and not (root / what).exists():
+            resolve(what)  # no run of that name: say what a recipe is
+        found = open_run(what, root)
+        name = found.document["recipe"]
+        resolved = resolve(name, overrides, files, parent=found, runs=root)
+        saves = Checkpoints(found.path / "checkpoints")
+        if not saves.steps():
+            raise RunError(
+                f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start",
+                code="no-checkpoint",
+            )
+        setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
+        restore(setup, saves.at(saves.steps()[-1]))
 
     def report(name: str, done: int, total: int) -> None:
         click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
@@ -64,30 +81,3 @@ def command(
     setup.world.leave()
     if any(result.level == "fail" for result in results):
         sys.exit(1)
-
-
-def _build(what: str, overrides: tuple[str, ...], files: tuple[Path, ...], root: Path) -> Setup:
-    """Of a recipe as it would start, or of a run at its last save."""
-    from rung.engine.build import build, restore
-    from rung.resolve import resolve
-
-    if what in CATALOG or ":" in what:
-        resolved = resolve(what, overrides, files, runs=root)
-        return build(resolved.config, resolved.recipe_class, root)
-    from rung.engine.checkpoint import Checkpoints
-    from rung.runs.query import open_run
-
-    if "/" not in what and not (root / what).exists():
-        resolve(what)  # no run of that name: say what a recipe is
-    found = open_run(what, root)
-    name = found.document["recipe"]
-    resolved = resolve(name, overrides, files, parent=found, runs=root)
-    saves = Checkpoints(found.path / "checkpoints")
-    if not saves.steps():
-        raise RunError(
-            f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start",
-            code="no-checkpoint",
-        )
-    setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
-    restore(setup, saves.at(saves.steps()[-1]))
-    return setup

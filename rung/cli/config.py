@@ -15,7 +15,7 @@ from typing import Any, Literal
 import click
 
 from rung.cli.options import config_option, json_option
-from rung.config import Config, Key, Schema
+from rung.config import Key, Schema
 from rung.errors import UserError
 from rung.recipes import CATALOG, find_recipe
 from rung.resolve import resolve, schema_of
@@ -53,31 +53,23 @@ def command(
     if recipe is None:
         raise UserError("which recipe? (`rung recipes` lists them)", code="missing-recipe")
     config = resolve(recipe, overrides, files).config
-    click.echo(json.dumps(rows(config), indent=1) if as_json else "\n".join(listing(config)))
-
-
-def rows(config: Config) -> dict[str, dict[str, Any]]:
     tree = config.tree()
-    return {
-        name: {
-            "value": _value(tree, name),
-            "source": config.sources[name],
-            "doc": found.doc,
+    values = {name: functools.reduce(operator.getitem, name.split("."), tree) for name in config.schema.keys}
+    if as_json:
+        rows = {
+            name: {"value": values[name], "source": config.sources[name], "doc": found.doc}
+            for name, found in config.schema.keys.items()
         }
-        for name, found in config.schema.keys.items()
-    }
-
-
-def listing(config: Config) -> Iterator[str]:
-    """YAML with the meaning and the source of each value behind it; both owners of a group in one place."""
-    tree = config.tree()
+        click.echo(json.dumps(rows, indent=1))
+        return
+    # YAML with the meaning and the source of each value behind it; both owners of a group in one place.
     for group, keys in _grouped(config.schema).items():
         if group:
-            yield f"{group}:"
+            click.echo(f"{group}:")
         for found in keys:
-            shown = _yaml(found, _value(tree, found.name))
+            shown = _yaml(found, values[found.name])
             line = f"{'  ' if group else ''}{found.name.rpartition('.')[2]}: {shown}"
-            yield f"{line:<44}  # {found.doc}  [{config.sources[found.name]}]"
+            click.echo(f"{line:<44}  # {found.doc}  [{config.sources[found.name]}]")
 
 
 INTRO = """\
@@ -169,7 +161,3 @@ def _yaml(found: Key, value: Any) -> str:
     if is_word and value.lower() not in ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "."):
         return str(value)
     return json.dumps(value, ensure_ascii=False)
-
-
-def _value(tree: dict[str, Any], name: str) -> Any:
-    return functools.reduce(operator.getitem, name.split("."), tree)

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from rung.cli.options import GroupWithDefault, json_option
+from rung.data.store import Store, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
-from rung.recipe import Prepares, Report, Reports
-from rung.resolve import Resolved, resolve
+from rung.recipe import Prepares, Reports
+from rung.resolve import resolve
 from rung.units import size
 
 
@@ -85,48 +86,42 @@ def prepare(
         except ConfigError as error:
             raise ConfigError(str(error).replace("system.device=", "--device "), code="no-device") from None
     resolved = resolve(recipe, overrides)
-    made_of, cfg = resolved.recipe_class, resolved.config.view("recipe")
+    recipe_class, cfg = resolved.recipe_class, resolved.config.view("recipe")
     if is_report and (source is not None or replace):
         message = "--report looks at data that is prepared; prepare it first, without --report"
         raise DataError(message, code="options-conflict")
+    found: dict[str, object] = {}
     report, close = reporter()
     try:
         if is_report:
-            text = _report(recipe, resolved, name, as_json, report)
-        elif not issubclass(made_of, Prepares):
-            message = f"{made_of.__name__} has no data to prepare: its streams make their own"
+            data = place(name or cfg.dataset.base_dataset_name)
+            if not (data / "manifest.json").is_file():
+                named = f" --name {name}" if name else ""
+                message = f"no data at {data} to report on; prepare it first: `rung data {recipe}{named}`"
+                raise DataError(message, code="no-data")
+            if not issubclass(recipe_class, Reports):
+                describe = f"`rung data show {data.name}` describes it"
+                message = f"{recipe_class.__name__} has no report on its data; {describe}"
+                raise UserError(message, code="not-supported")
+            path = data.parent / f"{data.name}-report"
+            summary = recipe_class.survey(cfg, data, path, report)
+            if (path / "report.json").is_file():
+                found = json.loads((path / "report.json").read_text("utf-8"))
+        elif not issubclass(recipe_class, Prepares):
+            message = f"{recipe_class.__name__} has no data to prepare: its streams make their own"
             raise UserError(message, code="not-supported")
         else:
             seed, folder = resolved.config.view("engine").seed, None if source is None else Path(source)
-            path, summary = made_of.prepare(cfg, seed, folder, name, replace, report, device)
-            text = json.dumps({"path": str(path), "summary": summary}) if as_json else f"{summary}\nin {path}"
+            path, summary = recipe_class.prepare(cfg, seed, folder, name, replace, report, device)
     finally:
         close()
-    click.echo(text)
+    if as_json:
+        click.echo(json.dumps({"path": str(path), "summary": summary, **found}))
+    else:
+        click.echo(f"{summary}\nin {path / 'report.md' if is_report else path}")
 
 
 command.default = prepare
-
-
-def _report(recipe: str, resolved: Resolved, name: str | None, as_json: bool, report: Report) -> str:
-    from rung.data.store import place
-
-    made_of, cfg = resolved.recipe_class, resolved.config.view("recipe")
-    path = place(name or cfg.dataset.base_dataset_name)
-    if not (path / "manifest.json").is_file():
-        named = f" --name {name}" if name else ""
-        message = f"no data at {path} to report on; prepare it first: `rung data {recipe}{named}`"
-        raise DataError(message, code="no-data")
-    if not issubclass(made_of, Reports):
-        message = f"{made_of.__name__} has no report on its data; `rung data show {path.name}` describes it"
-        raise UserError(message, code="not-supported")
-    out = path.parent / f"{path.name}-report"
-    summary = made_of.survey(cfg, path, out, report)
-    if not as_json:
-        return f"{summary}\nin {out / 'report.md'}"
-    figures = out / "report.json"
-    found = json.loads(figures.read_text("utf-8")) if figures.is_file() else {}
-    return json.dumps({"path": str(out), "summary": summary, **found})
 
 
 @command.command()
@@ -140,8 +135,6 @@ def show(name: str, as_json: bool) -> None:
       rung data show piano
       rung data show data/piano --json
     """
-    from rung.data.store import Store, place
-
     store = Store.open(place(name))
     if as_json:
         click.echo(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
@@ -165,8 +158,6 @@ def verify(names: tuple[str, ...]) -> None:
     Example:
       rung data verify piano
     """
-    from rung.data.store import Store, place
-
     for name in names:
         store = Store.open(place(name))
         problems = store.verify()

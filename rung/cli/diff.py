@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.report.table import print_table
 from rung.runs.files import to_json
-from rung.runs.query import Run, open_run
+from rung.runs.query import open_run
 from rung.text import one_line, visible
 from rung.units import count
 
@@ -58,30 +58,57 @@ def command(
     from rung.compare.factors import compare, strictness
 
     runs = open_run(a, root), open_run(b, root)
-    names = names_of(*runs)
+    # What to call the two: their ids, or their paths where two folders have a run of one id.
+    both = [run.id if runs[0].id != runs[1].id else str(run.path) for run in runs]
+    names = shown(both[0], 200), shown(both[1], 200)
     for run, name in zip(runs, names):
         run.id = name  # so that every sentence says which of two namesakes it is about
     comparison = compare(*runs)
     strict = strictness(comparison, allowed, declared)
     happened = outcome(comparison.a, comparison.b, metric)
     if as_json:
-        click.echo(to_json(_everything(comparison, strict, happened)).decode())
+        print_json(_everything(comparison, strict, happened))
         return
-    _header(comparison, names, strict)
-    _config(comparison, names, strict)
-    _code(comparison, strict, "all" if patch else "none" if stat else "short")
-    _conditions(comparison, names, strict)
-    _outcome(happened, names)
+    for run, name in zip(runs, names):
+        parent = f"  from {shown(run.document['parent'])}" if run.document.get("parent") else ""
+        why = f"  why: {shown(str(run.document['why']), 200)}" if run.document.get("why") else ""
+        step = "nothing logged" if run.step is None else f"step {run.step}"
+        click.echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
+    click.secho(_folded(shown(strict.words, 2000)), bold=True)
+    for note in comparison.notes:
+        click.echo(_folded(shown(note, 400)))
 
+    rows = []
+    for one in [one for one in comparison.differences if one.part == "config"]:
+        before = "(absent)" if one.source_before == "absent" else shown(one.before)
+        after = "(absent)" if one.source_after == "absent" else shown(one.after)
+        sources = dict.fromkeys(shown(s) for s in (one.source_before, one.source_after) if s)
+        detail = shown(one.detail, 200)
+        rows.append([shown(one.name), before, after, _weight(one, strict), " -> ".join(sources), detail])
+    click.echo("\nconfig" if rows else "\nconfig: the same")
+    if rows:
+        head = ["key", *names, "what it is", "set by", "detail"]
+        width = len(head) if any(row[-1] for row in rows) else len(head) - 1
+        print_table(head[:width], [row[:width] for row in rows])
 
-def names_of(a: Run, b: Run) -> tuple[str, str]:
-    """What to call the two: their ids, or their paths where two folders have a run of one id."""
-    found = (a.id, b.id) if a.id != b.id else (str(a.path), str(b.path))
-    return shown(found[0], 200), shown(found[1], 200)
+    _print_code(comparison, strict, "all" if patch else "none" if stat else "short")
+
+    rows = []
+    for one in [one for one in comparison.differences if one.part not in ("config", "code")]:
+        is_tree = isinstance(one.before, dict | list) or isinstance(one.after, dict | list)
+        values = ["", ""] if is_tree or one.before == one.after else [shown(one.before), shown(one.after)]
+        rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
+    if rows:
+        click.echo("\nconditions")
+        print_table(["part", "what", *names, "what it is", "detail"], rows)
+    if comparison.same:
+        click.echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
+
+    _print_outcome(happened, names)
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value of anybody's as one line of text that steers no terminal."""
+    """A value as one line of text, without characters that a terminal would obey."""
     text = value if isinstance(value, str) else to_json(value).decode()
     text = one_line(text.encode("utf-8", "backslashreplace").decode())
     return text if len(text) <= most else f"{text[: most - 3]}..."
@@ -125,17 +152,6 @@ def _side_plain(side: Side) -> dict[str, Any]:
     return {**vars(side), **{name: None if point is None else point._asdict() for name, point in points.items()}}
 
 
-def _header(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
-    for run, name in zip((comparison.a, comparison.b), names):
-        parent = f"  from {shown(run.document['parent'])}" if run.document.get("parent") else ""
-        why = f"  why: {shown(str(run.document['why']), 200)}" if run.document.get("why") else ""
-        step = "nothing logged" if run.step is None else f"step {run.step}"
-        click.echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
-    click.secho(_folded(shown(strict.words, 2000)), bold=True)
-    for note in comparison.notes:
-        click.echo(_folded(shown(note, 400)))
-
-
 def _folded(text: str) -> str:
     return textwrap.fill(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
@@ -148,25 +164,7 @@ def _weight(difference: Difference, strict: Strictness) -> str:
     return _WORDS.get(difference.weight, difference.weight)
 
 
-def _config(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
-    rows = []
-    for one in comparison.differences:
-        if one.part != "config":
-            continue
-        values = [
-            "(absent)" if source == "absent" else shown(value)
-            for value, source in ((one.before, one.source_before), (one.after, one.source_after))
-        ]
-        sources = dict.fromkeys(shown(s) for s in (one.source_before, one.source_after) if s)
-        rows.append([shown(one.name), *values, _weight(one, strict), " -> ".join(sources), shown(one.detail, 200)])
-    click.echo("\nconfig" if rows else "\nconfig: the same")
-    if rows:
-        head = ["key", *names, "what it is", "set by", "detail"]
-        width = len(head) if any(row[-1] for row in rows) else len(head) - 1
-        print_table(head[:width], [row[:width] for row in rows])
-
-
-def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
+def _print_code(comparison: Comparison, strict: Strictness, how: str) -> None:
     """`how`: all of the patch, short (all of a short one, the head of a long one) or none of it."""
     code = comparison.code
     changes = [one for one in comparison.differences if one.part == "code"][: len(code.files)]
@@ -199,22 +197,7 @@ def _code(comparison: Comparison, strict: Strictness, how: str) -> None:
         click.echo(f"... {len(changed) - SHORT_PATCH} of {len(changed)} changed lines are not shown: --patch")
 
 
-def _conditions(comparison: Comparison, names: tuple[str, str], strict: Strictness) -> None:
-    rows = []
-    for one in comparison.differences:
-        if one.part in ("config", "code"):
-            continue
-        is_tree = isinstance(one.before, dict | list) or isinstance(one.after, dict | list)
-        values = ["", ""] if is_tree or one.before == one.after else [shown(one.before), shown(one.after)]
-        rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
-    if rows:
-        click.echo("\nconditions")
-        print_table(["part", "what", *names, "what it is", "detail"], rows)
-    if comparison.same:
-        click.echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
-
-
-def _outcome(happened: Outcome, names: tuple[str, str]) -> None:
+def _print_outcome(happened: Outcome, names: tuple[str, str]) -> None:
     better = "lower" if happened.is_lower_better else "higher"
     click.echo(f"\nwhat happened: {shown(happened.metric)} ({better} is better)")
     sides, rows = (happened.a, happened.b), []
@@ -233,14 +216,15 @@ def _outcome(happened: Outcome, names: tuple[str, str]) -> None:
     print_table(["", *names, "B - A"], rows, numeric=(1, 2, 3))
     pairs = [[(shared.step, shared.b) for shared in points] for points in (happened.at_steps, happened.at_targets)]
     is_twice = pairs[0] == pairs[1]
-    _table("at equal steps" + (", which are equal targets" if is_twice else ""), "step", happened.at_steps, names)
+    title = "at equal steps, which are equal targets" if is_twice else "at equal steps"
+    _print_curves(title, "step", happened.at_steps, names)
     if not is_twice:
-        _table(f"at equal targets, {names[1]} between its evals", "targets", happened.at_targets, names)
+        _print_curves(f"at equal targets, {names[1]} between its evals", "targets", happened.at_targets, names)
     for problem in happened.problems:
         click.echo(_folded(shown(problem, 400)))
 
 
-def _table(title: str, head: str, points: list[Shared], names: tuple[str, str]) -> None:
+def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str, str]) -> None:
     if not points:
         return
     last = len(points) - 1

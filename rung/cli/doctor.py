@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 
 
 @click.command("doctor", short_help="Say why a run is sick.")
@@ -33,14 +33,13 @@ def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, r
     """
     from rung.doctor.history import read
     from rung.doctor.report import lines, report_of
-    from rung.runs.files import to_json
     from rung.runs.query import open_run, ref
 
     found = open_run(run, root)
     name = ref(found.path, found.id)
     report = report_of(read(found))
     if as_json:
-        click.echo(to_json(report.to_dict(name)).decode())
+        print_json(report.to_dict(name))
     else:
         for line in lines(report, name, "info" if is_all else severity):
             click.echo(line)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import runs_option
-
-if TYPE_CHECKING:
-    from rung.runs.maintenance.selection import RunFolder
+from rung.cli.options import print_json, runs_option
+from rung.report.table import print_table, printable
+from rung.runs.maintenance.disk import KINDS, bytes_below, sum_once, usage
+from rung.runs.maintenance.selection import RunFolder, folders_of, select
+from rung.runs.maintenance.trash import TRASH
+from rung.runs.query import experiments, list_runs
+from rung.units import size
 
 
 @click.command("du", short_help="Say how much disk each run takes.")
@@ -31,14 +33,6 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
       rung du piano/3..7
       rung du --json
     """
-    from rung.report.table import print_table, printable
-    from rung.runs.files import to_json
-    from rung.runs.maintenance.disk import KINDS, bytes_below, sum_once, usage
-    from rung.runs.maintenance.selection import folders_of, select
-    from rung.runs.maintenance.trash import TRASH
-    from rung.runs.query import experiments, list_runs
-    from rung.units import size
-
     folders: dict[Path, RunFolder] = {}
     for word in args or experiments(root):
         chosen = select([word], root) if "/" in word.rstrip("/") else folders_of(root, word.rstrip("/"))
@@ -50,7 +44,7 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
     total, trash = sum_once(found), bytes_below(root / TRASH)
     if as_json:
         runs = [{"id": one.id, "total": one.total, **one.by_kind} for one in found[:num_top]]
-        click.echo(to_json({"runs": runs, "total": total, "trash": trash}).decode())
+        print_json({"runs": runs, "total": total, "trash": trash})
         return
     if not found:
         click.echo(f"no runs under {root}")

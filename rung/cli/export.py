@@ -212,7 +212,7 @@ def _export_hf(recipe: Exports, model: nn.Module, out: Path, replace: bool, as_j
 
 
 def largest_difference(model: nn.Module, folder: Path) -> float | None:
-    """Between our logits and those of the folder, on made-up ids; an error where it is more than rounding."""
+    """Compares our logits with those of the folder, on made-up ids; more than rounding is an error."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import torch

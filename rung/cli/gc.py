@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.report.table import print_table, printable
 from rung.units import size
 
@@ -42,7 +42,6 @@ def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, ro
       rung gc --days 30 --checkpoints --yes
       rung gc --derived --dry-run --json
     """
-    from rung.runs.files import to_json
     from rung.runs.maintenance.cleaning import clean
 
     is_real = yes and not dry_run
@@ -50,7 +49,7 @@ def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, ro
     if as_json:
         items = [{"kind": i.kind, "name": i.name, "path": str(i.path), "bytes": i.bytes} for i in plan.items]
         found = {"items": items, "refs": [ref._asdict() for ref in plan.refs], "bytes": plan.bytes_by_kind()}
-        click.echo(to_json({"deleted": is_real, **found, "kept": plan.kept}).decode())
+        print_json({"deleted": is_real, **found, "kept": plan.kept})
         return
     by_kind, rows = plan.bytes_by_kind(), []
     for kind, num_bytes in by_kind.items():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import RunError
-
-if TYPE_CHECKING:
-    from rung.trackers.history import History
+from rung.progress import reporter
+from rung.report.table import one_line, print_table
+from rung.runs.record import check_name
+from rung.trackers.history import History
+from rung.trackers.import_run import ImportResult, earlier, experiment_for, import_run
 
 
 @click.group("import", short_help="Import runs of other trackers.")
@@ -57,13 +60,10 @@ def from_wandb(path: Path, **options: Any) -> None:
     """
     from rung.trackers import from_wandb as source
 
-    if not path.exists():
-        raise RunError(f"{path} does not exist.", code="no-file")
-    if not source.find(path):
-        message = f"no .wandb files under {path}; name a wandb folder or the folder of one of its runs."
-        raise RunError(message, code="no-file")
-    problems: list[str] = []
-    _import_all(source.read(path, problems), problems, **options)
+    missing = f"no .wandb files under {path}; name a wandb folder or the folder of one of its runs."
+    if not path.exists() or not source.find(path):
+        raise RunError(missing if path.exists() else f"{path} does not exist.", code="no-file")
+    _import_all(functools.partial(source.read, path), **options)
 
 
 @command.command("tensorboard")
@@ -79,12 +79,10 @@ def from_tensorboard(path: Path, **options: Any) -> None:
     """
     from rung.trackers import from_tensorboard as source
 
-    if not path.exists():
-        raise RunError(f"{path} does not exist.", code="no-file")
-    if not source.find(path):
-        raise RunError(f"no event files of TensorBoard under {path} (looked for *tfevents*).", code="no-file")
-    problems: list[str] = []
-    _import_all(source.read(path, problems), problems, **options)
+    missing = f"no event files of TensorBoard under {path} (looked for *tfevents*)."
+    if not path.exists() or not source.find(path):
+        raise RunError(missing if path.exists() else f"{path} does not exist.", code="no-file")
+    _import_all(functools.partial(source.read, path), **options)
 
 
 @command.command("trackio")
@@ -105,28 +103,22 @@ def from_trackio(what: str | None, **options: Any) -> None:
         where = f"in {source.home()} (TRACKIO_DIR names another folder)"
         message = f"no trackio database {what} here or {where}." if what else f"no trackio databases {where}."
         raise RunError(message, code="no-file")
-    problems: list[str] = []
-    _import_all(source.read(found, problems), problems, **options)
+    _import_all(functools.partial(source.read, found), **options)
 
 
 def _import_all(
-    histories: Iterable[History], problems: list[str], experiment: str | None, is_dry: bool, again: bool, root: Path,
+    read: Callable[[list[str]], Iterable[History]], experiment: str | None, is_dry: bool, again: bool, root: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Imports each and prints a table; what cannot be read does not stop the others, and is reported last."""
-    from rung.progress import reporter
-    from rung.report.table import one_line, print_table
-    from rung.runs.files import to_json
-    from rung.runs.record import check_name
-    from rung.trackers.import_run import ImportResult, earlier, experiment_for, import_run
-
+    problems: list[str] = []
     if experiment is not None:
         check_name(experiment)
     done: list[ImportResult] = []
     here = earlier(root)
     report, close = reporter()
     try:
-        for number, history in enumerate(histories):
+        for number, history in enumerate(read(problems)):
             report("importing runs", number, 0)
             before = None if again else here(history)
             if before is not None:
@@ -148,7 +140,7 @@ def _import_all(
         counts = {"rows": history.num_rows, "metrics": len(history.names), "evals": result.num_evals}
         found.append({**about, "run": result.run_id, "status": history.status, **counts, "remark": result.remark})
     if as_json:
-        click.echo(to_json(found).decode())
+        print_json(found)
     else:
         rows = [[one_line(one["name"]), one["run"] or "-", one["status"], str(one["rows"]), str(one["metrics"]),
                  str(one["evals"]), one_line(one["remark"])] for one in found]  # fmt: skip

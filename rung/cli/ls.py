@@ -15,11 +15,10 @@ from typing import Any
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
 from rung.report.table import age, loss_text, one_line, print_table, value_text
 from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
-from rung.runs.files import to_json
 from rung.runs.query import ALL_STATUSES, Run
 from rung.units import size
 
@@ -68,29 +67,6 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
     if asked["tree"] and asked["group"]:
         raise RunError("--tree and --group show runs in different ways; keep one.", code="options-conflict")
     problems: list[str] = []
-    runs = _chosen(root, asked, problems)
-    if asked["tree"] and as_json:
-        click.echo(to_json([{"id": run.id, "parent": run.document.get("parent")} for run in runs]).decode())
-    elif asked["tree"]:
-        from rung.compare.lineage import tree_lines
-
-        for line in tree_lines(runs):
-            click.echo(line)
-    elif as_json:
-        columns = _columns(runs, asked)
-        rows = _grouped(runs, columns) if asked["group"] else [_json(run, columns) for run in runs]
-        click.echo(to_json(rows).decode())
-    elif not runs:
-        click.echo(f"no {'such ' if asked['statuses'] or asked['where'] else ''}runs under {root}")
-    elif asked["group"]:
-        _print_groups(_grouped(runs, _columns(runs, asked)), _columns(runs, asked) or ("best", "step"))
-    else:
-        _print(runs, _columns(runs, asked) or list(_USUAL))
-    for problem in problems:
-        click.echo(problem, err=True)
-
-
-def _chosen(root: Path, asked: Mapping[str, Any], problems: list[str]) -> list[Run]:
     statuses, num_last = asked["statuses"], asked["num_last"]
     runs = find(root, asked["experiments"], asked["where"], problems=problems)
     runs = [run for run in runs if not statuses or run.status in statuses]
@@ -101,11 +77,35 @@ def _chosen(root: Path, asked: Mapping[str, Any], problems: list[str]) -> list[R
         runs = sort_runs(runs, asked["sort"], asked["reverse"])
     elif asked["reverse"]:
         runs.reverse()
-    return runs
+
+    if asked["tree"] and as_json:
+        print_json([{"id": run.id, "parent": run.document.get("parent")} for run in runs])
+    elif asked["tree"]:
+        from rung.compare.lineage import tree_lines
+
+        for line in tree_lines(runs):
+            click.echo(line)
+    elif not runs and not as_json:
+        click.echo(f"no {'such ' if statuses or asked['where'] else ''}runs under {root}")
+    else:
+        columns = _columns(runs, asked)
+        if asked["group"]:
+            names = [name for name in columns or ("best", "step") if name not in ("age", "story", "status")]
+            _print_groups(runs, names, as_json)
+        elif as_json:
+            rows = []
+            for run in runs:
+                more = {name: value_of(run, name) for name in columns if name not in _SHOWN}
+                rows.append({**summary(run), **({"columns": more} if more else {})})
+            print_json(rows)
+        else:
+            _print_runs(runs, columns or list(_USUAL))
+    for problem in problems:
+        click.echo(problem, err=True)
 
 
 def _columns(runs: Sequence[Run], asked: Mapping[str, Any]) -> list[str]:
-    """What somebody asked to see; nothing: the usual."""
+    """The columns that were asked for; none: the usual ones."""
     names = [name.strip() for name in (asked["columns"] or "").split(",") if name.strip()]
     check_names([name for name in names if name not in _SHOWN], runs)
     if asked["sort"] and asked["sort"] not in (*names, "best", "loss", "created", "run", "id") and not names:
@@ -123,12 +123,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {**head, **{name: run.document.get(name) for name in kept}, "path": str(run.path)}
 
 
-def _json(run: Run, columns: Sequence[str]) -> dict[str, Any]:
-    more = {name: value_of(run, name) for name in columns if name not in _SHOWN}
-    return {**summary(run), **({"columns": more} if more else {})}
-
-
-def _print(runs: Sequence[Run], columns: Sequence[str]) -> None:
+def _print_runs(runs: Sequence[Run], columns: Sequence[str]) -> None:
     def is_numeric(name: str) -> bool:
         if name in _SHOWN:
             return name in ("step", "loss", "best")
@@ -160,47 +155,45 @@ _SHOWN: dict[str, Callable[[Run], str]] = {
 }
 
 
-def _grouped(runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """One dict per group: its runs and seeds, and mean, sd and n of each number; texts where all agree."""
-    found = []
-    for group in groups_over_seeds(runs):
-        row: dict[str, Any] = {"runs": [run.id for run in group], "n": len(group)}
-        row["seeds"] = [run.document.get("seed") for run in group]
-        row["statuses"] = [run.status for run in group]
-        for name in [name for name in columns or ("best", "step") if name not in ("age", "story", "status")]:
-            values = [value_of(run, name) for run in group]
+def _print_groups(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> None:
+    """One line per group: its runs, and mean, sd and n of each number; texts where all agree."""
+    groups: list[dict[str, Any]] = []
+    for members in groups_over_seeds(runs):
+        group: dict[str, Any] = {"runs": [run.id for run in members], "n": len(members)}
+        group["seeds"] = [run.document.get("seed") for run in members]
+        group["statuses"] = [run.status for run in members]
+        for name in names:
+            values = [value_of(run, name) for run in members]
             numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
             finite = [value for value in numbers if math.isfinite(value)]
             if numbers:
                 mean = statistics.fmean(finite) if finite else None
                 sd = statistics.stdev(finite) if len(finite) > 1 else None
-                row[name] = {"mean": mean, "sd": sd, "n": len(finite)}
+                group[name] = {"mean": mean, "sd": sd, "n": len(finite)}
             else:
-                row[name] = values[0] if all(value == values[0] for value in values) else values
-        found.append({**row, "why": group[-1].document.get("why")})
-    return found
+                group[name] = values[0] if all(value == values[0] for value in values) else values
+        groups.append({**group, "why": members[-1].document.get("why")})
+    if as_json:
+        print_json(groups)
+        return
 
+    def spread(value: Any, num_runs: int) -> str:
+        """mean ± sd; with the number of finite values where that is not the number of runs."""
+        if not isinstance(value, dict) or "mean" not in value:
+            return value_text(value)
+        if value["mean"] is None:
+            return "-"
+        text = f"{value['mean']:.6g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
+        return text if value["n"] == num_runs else f"{text} (n {value['n']})"
 
-def _print_groups(groups: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    names = [name for name in columns if name not in ("age", "story", "status")]
     rows = []
     for group in groups:
         ids = [*group["runs"][:1], *(ref.rpartition("/")[2] for ref in group["runs"][1:])]
         rows.append([
             ",".join(ids), str(group["n"]), " ".join(dict.fromkeys(group["statuses"])),
-            *(_spread(group[name], group["n"]) for name in names), one_line(group["why"] or ""),
+            *(spread(group[name], group["n"]) for name in names), one_line(group["why"] or ""),
         ])  # fmt: skip
     print_table(["runs", "n", "status", *names, "why"], rows, [1, *range(3, 3 + len(names))])
-
-
-def _spread(value: Any, num_runs: int) -> str:
-    """mean ± sd; with the number of finite values where that is not the number of runs."""
-    if not isinstance(value, dict) or "mean" not in value:
-        return value_text(value)
-    if value["mean"] is None:
-        return "-"
-    text = f"{value['mean']:.6g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
-    return text if value["n"] == num_runs else f"{text} (n {value['n']})"
 
 
 def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
@@ -226,7 +219,7 @@ def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
                     "num_files": len(one.entries), "url": bucket.at(one.place)} for one in items]
             for kind, items in (("runs", runs), ("data", data))
         }  # fmt: skip
-        click.echo(to_json({"url": bucket.url, **plain}).decode())
+        print_json({"url": bucket.url, **plain})
     elif not runs and not data:
         click.echo(f"no runs and no data sets at {bucket.url}")
     if runs and not as_json:

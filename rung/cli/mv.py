@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 
 
 @click.command("mv", short_help="Rename an experiment, or move runs.")
@@ -29,12 +29,11 @@ def command(source: str, target: str, force: bool, root: Path, as_json: bool) ->
       rung mv piano/7 bach/12
       rung mv piano/3..5 old
     """
-    from rung.runs.files import to_json
     from rung.runs.maintenance.moving import move
 
     moved = move(source, target, root, force)
     if as_json:
-        click.echo(to_json(moved).decode())
+        print_json(moved)
         return
     for old, new in moved.items():
         click.echo(f"{old} is now {new}")

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
-from rung.runs.files import refused, to_json
+from rung.runs.files import refused
 from rung.runs.query import Run, open_run
 from rung.runs.record import append_event
 from rung.text import one_line
@@ -68,7 +68,7 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
         click.echo(f"noted beside {name}", err=as_json)
     if as_json:
         notes = [{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes_of(found)]
-        click.echo(to_json(notes).decode())
+        print_json(notes)
     elif text is None and not is_undo:
         for line in [_shown(note) for note in notes_of(found)] or [f"{name} has no notes yet"]:
             click.echo(line)
@@ -96,7 +96,7 @@ def write_event(run: Run, kind: str, **fields: Any) -> None:
 
 
 def _shown(note: dict[str, Any]) -> str:
-    """Date and text; further lines are set in."""
+    """Date and text; further lines are indented."""
     from rung.compare.page import date
     from rung.report.blocks import paragraphs
 

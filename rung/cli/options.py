@@ -1,11 +1,14 @@
-"""Options and kinds of commands that several verbs share."""
+"""Options, a kind of command and the way to print JSON that several verbs share."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import click
+
+from rung.runs.files import to_json
 
 
 class GroupWithDefault(click.Group):
@@ -37,3 +40,7 @@ mirror_option = click.option(
 remote_option = click.option(
     "--remote", metavar="URL", help="Also send the run to object storage, after each save and at the end."
 )
+
+
+def print_json(value: Any) -> None:
+    click.echo(to_json(value).decode())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import UserError
 
 
@@ -30,7 +30,6 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
       rung pin piano/7 --off 1200
     """
     from rung.report.table import print_table
-    from rung.runs.files import to_json
     from rung.runs.maintenance.disk import bytes_below
     from rung.runs.marks import find_step, saves, set_pin
     from rung.runs.query import open_run
@@ -49,7 +48,7 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
             click.echo(f"{found.id}: the checkpoint at {at} {'is now' if is_new else 'was already'} {state}")
             return
     if as_json:
-        click.echo(to_json([save._asdict() for save in saves(folder)]).decode())
+        print_json([save._asdict() for save in saves(folder)])
         return
     rows = []
     for save in saves(folder):

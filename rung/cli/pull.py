@@ -7,10 +7,13 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.cli.push import split_url
 from rung.errors import UserError
 from rung.progress import reporter
+from rung.remote.bucket import Bucket
+from rung.remote.manifest import names_of, split_item
+from rung.remote.pull import PullOptions, PullResult, pull_data, pull_run, runs_by_uid
 from rung.units import size
 
 
@@ -41,11 +44,6 @@ def command(
       rung pull piano/7 --as theirs --checkpoints best s3://bucket/lab
       rung pull --data maestro s3://bucket/lab
     """
-    from rung.remote.bucket import Bucket
-    from rung.remote.manifest import names_of, split_item
-    from rung.remote.pull import PullOptions, PullResult, pull_data, pull_run, runs_by_uid
-    from rung.runs.files import to_json
-
     names, url = split_url(args, root)
     sets = list(data)
     if not names and not sets and (item := split_item(url)):
@@ -83,4 +81,4 @@ def command(
     finally:
         close()
     if as_json:
-        click.echo(to_json([{**dataclasses.asdict(one), "path": str(one.path)} for one in done]).decode())
+        print_json([{**dataclasses.asdict(one), "path": str(one.path)} for one in done])

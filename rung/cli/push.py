@@ -7,17 +7,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import UserError
 from rung.progress import reporter
+from rung.remote.bucket import Bucket, is_place
+from rung.remote.manifest import names_of
+from rung.remote.push import PushOptions, PushResult, delete, push, push_run
+from rung.remote.snapshot import snapshot_data
+from rung.runs.maintenance.selection import folders_of, select
 from rung.units import size
-
-if TYPE_CHECKING:
-    from rung.remote.bucket import Bucket
 
 CHECKPOINTS = ("kept", "best", "last", "all", "none")
 
@@ -52,12 +53,6 @@ def command(
       rung push --data maestro s3://bucket/lab
       rung push --delete piano/7 s3://bucket/lab
     """
-    from rung.remote.bucket import Bucket
-    from rung.remote.push import PushOptions, PushResult, push, push_run
-    from rung.remote.snapshot import snapshot_data
-    from rung.runs.files import to_json
-    from rung.runs.maintenance.selection import folders_of, select
-
     names, url = split_url(args, root)
     if not names and not data:
         raise UserError("name what to push: runs, as in `rung push piano/7 URL`, or --data NAME.", code="missing-run")
@@ -102,13 +97,11 @@ def command(
     finally:
         close()
     if as_json:
-        click.echo(to_json([dataclasses.asdict(one) for one in done]).decode())
+        print_json([dataclasses.asdict(one) for one in done])
 
 
 def split_url(args: Sequence[str], root: Path) -> tuple[list[str], str]:
     """The names, and the place: the last word if it is one, else $RUNG_REMOTE."""
-    from rung.remote.bucket import is_place
-
     if args and is_place(args[-1]) and not (Path(args[-1]).expanduser() / "run.json").is_file():
         return list(args[:-1]), args[-1]
     url = os.environ.get("RUNG_REMOTE")
@@ -119,10 +112,6 @@ def split_url(args: Sequence[str], root: Path) -> tuple[list[str], str]:
 
 
 def _delete(bucket: Bucket, names: Sequence[str], data: Sequence[str], yes: bool, as_json: bool) -> None:
-    from rung.remote.manifest import names_of
-    from rung.remote.push import delete
-    from rung.runs.files import to_json
-
     # A name in full also finds what a killed removal left, which has no manifest any more.
     whole = [("run", name.rstrip("/")) for name in names if name.rpartition("/")[2].isdecimal()]
     meant = names_of(bucket, [name for name in names if not name.rpartition("/")[2].isdecimal()])
@@ -141,4 +130,4 @@ def _delete(bucket: Bucket, names: Sequence[str], data: Sequence[str], yes: bool
         if not as_json:
             click.echo(f"{name} is gone from {bucket.url} ({num_files} files)")
     if as_json:
-        click.echo(to_json(gone).decode())
+        print_json(gone)

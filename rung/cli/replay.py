@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import RunError
 
 
@@ -37,7 +37,6 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
     """
     from rung.api import rebuild
     from rung.forensics import replay
-    from rung.runs.files import to_json
     from rung.runs.query import open_run, ref
 
     name, at, number = run.rpartition("@")
@@ -70,4 +69,7 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
         setup = rebuild(found, dtype, runs=root)
         compared = replay.replay_healthy(setup, found, step, report, is_debug)
         plain, lines = {"run": found.id, **compared.to_dict()}, compared.lines()
-    click.echo(to_json(plain).decode() if as_json else "\n".join([f"{found.id}  {lines[0]}", *lines[1:]]))
+    if as_json:
+        print_json(plain)
+    else:
+        click.echo("\n".join([f"{found.id}  {lines[0]}", *lines[1:]]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
 
 
@@ -42,7 +42,7 @@ def command(
     from rung.files import write_whole
     from rung.report.blocks import markdown
     from rung.report.html import to_html
-    from rung.runs.files import refused, to_json
+    from rung.runs.files import refused
     from rung.runs.query import experiments, list_runs, open_run
 
     if target is None and html_file:  # `rung report --html piano/7`: the word was meant as the target
@@ -82,6 +82,6 @@ def command(
         raise refused(f"{folder}{os.sep}{name}", error) from error
     paths = [folder / path for path in reversed(files)]
     if as_json:
-        click.echo(to_json([str(path) for path in paths]).decode())
+        print_json([str(path) for path in paths])
     else:
         click.echo(paths[0])

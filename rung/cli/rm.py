@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    from rung.runs.maintenance.selection import RunFolder, RunState
+from rung.report.table import print_table
+from rung.runs.maintenance.disk import bytes_below
+from rung.runs.maintenance.selection import folder_at, refuse_running, select, state_of
+from rung.runs.maintenance.trash import reasons_to_keep, remove, restore, trashed
+from rung.runs.query import list_runs
+from rung.units import duration, size
 
 
 @click.command("rm", short_help="Put runs into the trash.")
@@ -45,12 +46,6 @@ def command(
       rung rm --undo piano/7
       rung rm --list
     """
-    from rung.report.table import print_table
-    from rung.runs.files import to_json
-    from rung.runs.maintenance.disk import bytes_below
-    from rung.runs.maintenance.trash import remove, restore, trashed
-    from rung.units import duration, size
-
     if is_list:
         if runs or undo or failed:
             message = "--list shows all of the trash and takes neither RUNS nor other options"
@@ -58,7 +53,7 @@ def command(
         rows = [(one, bytes_below(one.run)) for one in trashed(root)]
         if as_json:
             fields = [{"id": one.id, "removed_unix_s": one.unix_s, "bytes": b, "path": str(one.run)} for one, b in rows]
-            click.echo(to_json(fields).decode())
+            print_json(fields)
         elif rows:
             cells = [[one.id, f"{duration(max(0.0, time.time() - one.unix_s))} ago", size(b)] for one, b in rows]
             print_table(["run", "removed", "size"], cells, numeric=(2,))
@@ -70,55 +65,28 @@ def command(
             raise UserError("--undo takes RUNS, not --failed", code="options-conflict")
         back = restore(root, runs, is_real=not dry_run)
         if as_json:
-            click.echo(to_json([one.id for one in back]).decode())
+            print_json([one.id for one in back])
         for one in back if not as_json else ():
             click.echo(f"{one.id} {'would come back' if dry_run else 'is back'}")
         return
-    folders = _folders(runs, failed, root)
-    if not folders:
-        click.echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
-        return
-    _check(folders, force)
-    gone = [folder.id for folder in folders]
-    if not dry_run:
-        remove(folders, force)
-    if as_json:
-        click.echo(to_json(gone).decode())
-        return
-    for name in gone:
-        click.echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
-    for home in dict.fromkeys(folder.root for folder in folders) if not dry_run else ():
-        names = [folder.id for folder in folders if folder.root == home]
-        usual = Path(os.environ.get("RUNG_RUNS", "runs"))
-        where = "" if home.resolve() == usual.resolve() else f" --runs {shlex.quote(str(home))}"
-        click.echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)
-
-
-def _folders(names: Sequence[str], failed: str | None, root: Path) -> list[RunFolder]:
-    from rung.runs.maintenance.selection import folder_at, select
-    from rung.runs.query import list_runs
-
-    if not names and failed is None:
+    if not runs and failed is None:
         raise UserError("which runs? Name them, as in `rung rm piano/7`, or see `rung rm --help`", code="missing-run")
-    for word in names:
+    for word in runs:
         if "/" not in word.rstrip("/"):
             raise RunError(
                 f"{word} is an experiment; name runs, as {word}/last or {word}/3..7, or all: {word}/1..",
                 code="missing-run",
             )
-    folders = select(names, root)
+    folders = select(runs, root)
     if failed is not None:
         bad = [run for run in list_runs(root, failed, []) if run.status in ("crashed", "diverged", "vanished")]
         folders += [folder_at(run.path) for run in bad if not run.best and not run.evals()]
-    return list(dict.fromkeys(folders))
-
-
-def _check(folders: Sequence[RunFolder], force: bool) -> None:
-    """All of them may go, or none does."""
-    from rung.runs.maintenance.selection import refuse_running, state_of
-    from rung.runs.maintenance.trash import reasons_to_keep
-
-    targets: list[RunState] = [state_of(folder) for folder in folders]
+    folders = list(dict.fromkeys(folders))
+    if not folders:
+        click.echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
+        return
+    # All of them may go, or none does.
+    targets = [state_of(folder) for folder in folders]
     for target in targets:
         refuse_running(target, "remove", force or target.problem is not None)
         if target.problem is not None and not force:
@@ -129,3 +97,16 @@ def _check(folders: Sequence[RunFolder], force: bool) -> None:
         raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove it anyway, add --force.", code="in-use")
     for reason in reasons:
         click.echo(f"note: {reason}", err=True)
+    gone = [folder.id for folder in folders]
+    if not dry_run:
+        remove(folders, force)
+    if as_json:
+        print_json(gone)
+        return
+    for name in gone:
+        click.echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
+    for home in dict.fromkeys(folder.root for folder in folders) if not dry_run else ():
+        names = [folder.id for folder in folders if folder.root == home]
+        usual = Path(os.environ.get("RUNG_RUNS", "runs"))
+        where = "" if home.resolve() == usual.resolve() else f" --runs {shlex.quote(str(home))}"
+        click.echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -64,34 +63,17 @@ def command(
       rung sample piano/7 --at 1000 --out /tmp/listen
     """
     from rung import api
+    from rung.recipes import find_recipe
+    from rung.resolve import recipe_of, schema_of
+    from rung.runs.query import open_run
+    from rung.sweep.space import override
     from rung.text import printable
 
     asked = {name: value for name, value in given.items() if value is not None}
     if asked:
-        overrides = (*overrides, *_overrides(run, asked, root))
-    # Other keys go to another folder, so that samples of one prompt do not replace those of another.
-    mark = f"-{hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:6]}" if overrides else ""
-    loaded = api.load(run, overrides, at=at, runs=root)
-    made = loaded.sample(seed=seed)
-    paths = made.write(out or Path("samples") / loaded.run.id / f"{loaded.step}-seed-{seed}{mark}")
-    if as_json:
-        rows = [{"path": str(path), "caption": one.caption} for path, one in zip(paths, made, strict=True)]
-        click.echo(json.dumps(rows, indent=1))
-        return
-    for path, one in zip(paths, made, strict=True):
-        click.echo(f"{printable(str(path))}  {printable(one.caption)}")
-
-
-def _overrides(run: str, asked: Mapping[str, str | int | float | None], root: Path) -> list[str]:
-    """The options that were given, as key=value of the run's own keys."""
-    from rung.recipes import find_recipe
-    from rung.resolve import recipe_of, schema_of
-    from rung.runs.query import open_run
-    from rung.sweep.space import word
-
-    found = open_run(run, root)
-    recipe = recipe_of(found)
-    known = schema_of(recipe, find_recipe(recipe)).keys
+        found = open_run(run, root)
+        recipe = recipe_of(found)
+        known = schema_of(recipe, find_recipe(recipe)).keys
     for name, value in asked.items():
         if KEYS[name] not in known:
             has = ", ".join(key for key in known if key.startswith("sampling.")) or "none"
@@ -103,4 +85,15 @@ def _overrides(run: str, asked: Mapping[str, str | int | float | None], root: Pa
         if "${" in str(value):
             message = f"{value} has ${{ in it, the syntax of a reference; give the file another name, or another text"
             raise UserError(message, code="bad-value")
-    return [word(KEYS[name], value) for name, value in asked.items()]
+    overrides = (*overrides, *(override(KEYS[name], value) for name, value in asked.items()))
+    # Other keys go to another folder, so that samples of one prompt do not replace those of another.
+    mark = f"-{hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:6]}" if overrides else ""
+    loaded = api.load(run, overrides, at=at, runs=root)
+    made = loaded.sample(seed=seed)
+    paths = made.write(out or Path("samples") / loaded.run.id / f"{loaded.step}-seed-{seed}{mark}")
+    if as_json:
+        rows = [{"path": str(path), "caption": one.caption} for path, one in zip(paths, made, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for path, one in zip(paths, made, strict=True):
+        click.echo(f"{printable(str(path))}  {printable(one.caption)}")

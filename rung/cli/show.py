@@ -15,19 +15,17 @@ import click
 import msgspec
 
 from rung.cli.ls import summary
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import RunError
 from rung.report.table import age, one_line, print_table, printable
 from rung.runs.columns import Progress
 from rung.runs.fields import verdict_word
-from rung.runs.files import read_json, to_json
+from rung.runs.files import read_json
 from rung.runs.query import Run, open_run, ref
 from rung.units import size
 
-_NUM_EVALS = 10
-_NUM_EVENTS = 10
+_NUM_LAST = 10  # notes, evals and events
 _NUM_SAMPLES = 8
-_NUM_NOTES = 10
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -48,40 +46,104 @@ def command(run: str, root: Path, as_json: bool) -> None:
     """
     found = open_run(run, root)
     if as_json:
-        click.echo(to_json(_everything(found)).decode())
+        document = {
+            **found.document,
+            **summary(found),
+            "config": found.config(),
+            "sources": found.sources(),
+            "data": found.data(),
+            "environment": found.environment(),
+            "metrics": {name: msgspec.to_builtins(one) for name, one in found.summary(_progress()).items()},
+            "evals": found.evals(),
+            "notes": found.notes(),
+            "pinned": found.pinned(),
+            "changed": _changed(found),
+            "events": list(found.events()),
+            "samples": [path.relative_to(found.path).as_posix() for path in found.samples()],
+            "checkpoints": found.checkpoints(),
+            "disk_bytes": found.disk_bytes(),
+        }
+        print_json(document)
         return
-    for part in (_header, _notes, _config, _evals, _examined, _metrics, _files, _events):
-        part(found)
+    _print_header(found)
+
+    if notes := found.notes():
+        click.echo(f"\nnotes ({_how_many(notes)})")
+    for note in notes[-_NUM_LAST:]:
+        try:
+            when = datetime.fromtimestamp(float(note["unix_s"]), UTC).strftime("%Y-%m-%d %H:%M")
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            when = "?"
+        for i, line in enumerate(str(note.get("text") or "").splitlines() or [""]):
+            click.echo(f"  {when if i == 0 else '':<16}  {printable(line)}".rstrip())
+
+    # Of the config only what somebody chose: a page of defaults hides the three keys that matter.
+    sources, values = found.sources(), dict(_leaves(found.config()))
+    rows = [[key, number(values.get(key)), source] for key, source in sources.items() if source != "default"]
+    if rows:
+        click.echo(f"\nconfig ({len(rows)} of {len(sources)} keys are not defaults)")
+        print_table(["key", "value", "set by"], rows)
+
+    if evals := found.evals():
+        shown = evals[-_NUM_LAST:]
+        names = [name for event in shown for name in event if name not in ("step", "set") and is_number(event[name])]
+        columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
+        rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
+        click.echo(f"\nevals ({_how_many(evals)})")
+        print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)))
+        for name in dict.fromkeys(str(event.get("set")) for event in evals) if sys.stdout.isatty() else ():
+            losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
+            click.echo(f"{one_line(name)} loss  {sparkline(losses)}")
+
+    # The newest closer look at each split and each model.
+    newest = {event.get("file"): event for event in found.events("examined")}
+    if newest:
+        click.echo(f"\nlooked closer ({len(newest)})")
+    for file, event in newest.items():
+        try:
+            sets = read_json(found.path / str(file))["sets"]
+            texts = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
+        except (OSError, ValueError, KeyError, TypeError):
+            texts = ["cannot be read"]
+        click.echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
+
+    _print_metrics(found)
+
+    samples, checkpoints = found.samples(), found.checkpoints()
+    captions = {str(event.get("path")): event.get("caption") for event in found.events("sample")}
+    if samples:
+        click.echo(f"\nsamples ({len(samples)})")
+    for path in samples[-_NUM_SAMPLES:]:
+        name = path.relative_to(found.path).as_posix()
+        first = (str(captions.get(name) or "").splitlines() or [""])[0]
+        click.echo(f"  {printable(name)}  {one_line(first)}".rstrip())
+    if checkpoints:
+        pinned = {str(step) for step in found.pinned()}
+        names = [f"{name} (pinned)" if name.lstrip("0") in pinned or name in pinned else name for name in checkpoints]
+        click.echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(names)}")
+    click.echo(f"\non disk {size(found.disk_bytes())} in {found.path}")
+
+    events = [event for event in found.events() if event.get("kind") not in ("eval", "sample", "note")]
+    if events:
+        click.echo(f"\nevents ({_how_many(events)})")
+        rows = []
+        for event in events[-_NUM_LAST:]:
+            fields = {name: value for name, value in event.items() if name not in ("kind", "step", "unix_s", "segment")}
+            text = "  ".join(f"{name} {number(value)}" for name, value in fields.items() if value is not None)
+            step = "-" if event.get("step") is None else str(event["step"])
+            rows.append([step, str(event.get("kind")), text if len(text) <= 200 else f"{text[:197]}..."])
+        print_table(["step", "kind", "what"], rows, numeric=(0,))
+
     is_ours = found.document.get("recipe") != "own loop" and not found.document.get("imported")
     if is_ours and found.status not in ("running", "finished"):
-        name, saved = ref(found.path, found.id), found.checkpoints()
-        if saved:
-            click.echo(f"\nto continue: rung resume {name} (from step {saved[-1]})")
+        name = ref(found.path, found.id)
+        if checkpoints:
+            click.echo(f"\nto continue: rung resume {name} (from step {checkpoints[-1]})")
         else:
             click.echo(f"\nnothing was saved; to start again: rung train --from {name}")
 
 
-def _everything(run: Run) -> dict[str, Any]:
-    return {
-        **run.document,
-        **summary(run),
-        "config": run.config(),
-        "sources": run.sources(),
-        "data": run.data(),
-        "environment": run.environment(),
-        "metrics": {name: msgspec.to_builtins(found) for name, found in run.summary(_progress()).items()},
-        "evals": run.evals(),
-        "notes": run.notes(),
-        "pinned": run.pinned(),
-        "changed": _changed(run),
-        "events": list(run.events()),
-        "samples": [path.relative_to(run.path).as_posix() for path in run.samples()],
-        "checkpoints": run.checkpoints(),
-        "disk_bytes": run.disk_bytes(),
-    }
-
-
-def _header(run: Run) -> None:
+def _print_header(run: Run) -> None:
     doc = run.document
     recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
     click.echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
@@ -132,24 +194,6 @@ def _changed(run: Run) -> str:
     return text or (f"({link.problem})" if link.problem else "")
 
 
-def _notes(run: Run) -> None:
-    notes = run.notes()
-    if not notes:
-        return
-    click.echo(f"\nnotes ({_how_many(notes, _NUM_NOTES)})")
-    for note in notes[-_NUM_NOTES:]:
-        try:
-            when = datetime.fromtimestamp(float(note["unix_s"]), UTC).strftime("%Y-%m-%d %H:%M")
-        except (KeyError, TypeError, ValueError, OverflowError, OSError):
-            when = "?"
-        for i, line in enumerate(str(note.get("text") or "").splitlines() or [""]):
-            click.echo(f"  {when if i == 0 else '':<16}  {printable(line)}".rstrip())
-
-
-def _how_many(things: Sequence[Any], most: int) -> str:
-    return f"all {len(things)}" if len(things) <= most else f"last {most} of {len(things)}"
-
-
 def _code(code: Mapping[str, Any]) -> str:
     if code.get("kind") == "git":
         changed = code.get("num_changed", len(code.get("changed") or []))
@@ -166,14 +210,8 @@ def _code(code: Mapping[str, Any]) -> str:
     return f"{text} ({because})" if because else text
 
 
-def _config(run: Run) -> None:
-    """Only what somebody chose: a page of defaults hides the three keys that matter."""
-    sources = run.sources()
-    values = dict(_leaves(run.config()))
-    rows = [[key, number(values.get(key)), source] for key, source in sources.items() if source != "default"]
-    if rows:
-        click.echo(f"\nconfig ({len(rows)} of {len(sources)} keys are not defaults)")
-        print_table(["key", "value", "set by"], rows)
+def _how_many(things: Sequence[Any]) -> str:
+    return f"all {len(things)}" if len(things) <= _NUM_LAST else f"last {_NUM_LAST} of {len(things)}"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -183,48 +221,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{key}.")
 
 
-def _evals(run: Run) -> None:
-    evals = run.evals()
-    if not evals:
-        return
-    shown = evals[-_NUM_EVALS:]
-    names = [name for event in shown for name in event if name not in ("step", "set") and is_number(event[name])]
-    columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
-    rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
-    click.echo(f"\nevals ({_how_many(evals, _NUM_EVALS)})")
-    print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)))
-    if sys.stdout.isatty():
-        for name in dict.fromkeys(str(event.get("set")) for event in evals):
-            losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
-            click.echo(f"{one_line(name)} loss  {sparkline(losses)}")
-
-
-def _examined(run: Run) -> None:
-    """The newest closer look at each split and each model."""
-    newest = {event.get("file"): event for event in run.events("examined")}
-    lines = []
-    for file, event in newest.items():
-        try:
-            sets = read_json(run.path / str(file))["sets"]
-            losses = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
-        except (OSError, ValueError, KeyError, TypeError):
-            losses = ["cannot be read"]
-        lines.append(f"  {one_line(event.get('weights'))}: {', '.join(losses)}  {printable(str(file))}")
-    if lines:
-        click.echo(f"\nlooked closer ({len(lines)})")
-        click.echo("\n".join(lines))
-
-
-def sparkline(values: Sequence[Any], most: int = 60) -> str:
+def sparkline(values: Sequence[Any]) -> str:
     """A curve as one line of text; x where a value is not finite."""
-    numbers = [float(value) for value in values if is_number(value)][-most:]
+    numbers = [float(value) for value in values if is_number(value)][-60:]
     finite = [value for value in numbers if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((v - low) * scale)] if math.isfinite(v) else "x" for v in numbers)
 
 
-def _metrics(run: Run) -> None:
+def _print_metrics(run: Run) -> None:
     """What the evals above do not show."""
     found = {name: one for name, one in run.summary(_progress()).items() if not name.startswith("eval/")}
     if not found:
@@ -259,36 +265,6 @@ def _progress() -> Progress | None:
             click.echo(f"\rreading {size(total)} of rows {100 * done // total} %\033[K", nl=done >= total, err=True)
 
     return report
-
-
-def _files(run: Run) -> None:
-    samples, checkpoints = run.samples(), run.checkpoints()
-    captions = {str(event.get("path")): event.get("caption") for event in run.events("sample")}
-    if samples:
-        click.echo(f"\nsamples ({len(samples)})")
-        for path in samples[-_NUM_SAMPLES:]:
-            name = path.relative_to(run.path).as_posix()
-            first = (str(captions.get(name) or "").splitlines() or [""])[0]
-            click.echo(f"  {printable(name)}  {one_line(first)}".rstrip())
-    if checkpoints:
-        pinned = {str(step) for step in run.pinned()}
-        names = [f"{name} (pinned)" if name.lstrip("0") in pinned or name in pinned else name for name in checkpoints]
-        click.echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(names)}")
-    click.echo(f"\non disk {size(run.disk_bytes())} in {run.path}")
-
-
-def _events(run: Run) -> None:
-    events = [event for event in run.events() if event.get("kind") not in ("eval", "sample", "note")]
-    if not events:
-        return
-    click.echo(f"\nevents ({_how_many(events, _NUM_EVENTS)})")
-    rows = []
-    for event in events[-_NUM_EVENTS:]:
-        fields = {name: value for name, value in event.items() if name not in ("kind", "step", "unix_s", "segment")}
-        text = "  ".join(f"{name} {number(value)}" for name, value in fields.items() if value is not None)
-        step = "-" if event.get("step") is None else str(event["step"])
-        rows.append([step, str(event.get("kind")), text if len(text) <= 200 else f"{text[:197]}..."])
-    print_table(["step", "kind", "what"], rows, numeric=(0,))
 
 
 def is_number(value: Any) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.cli.show import is_number, number
 from rung.errors import RunError
 from rung.report.table import print_table
-from rung.runs.files import to_json
-from rung.runs.query import Run, list_runs
+from rung.runs.query import list_runs
 
 _EXAMPLES = (
     "select id, best_loss from runs where status = 'finished' order by best_loss limit 5",
@@ -52,14 +51,24 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
     runs = list_runs(root, None, problems)
     for problem in problems:
         click.echo(problem, err=True)
-    if query is None:
-        _tables(runs, as_json)
-        return
-    from rung.runs.sql import ask
+    from rung.runs.sql import ask, tables_of
 
+    if query is None:
+        tables = tables_of(runs)
+        if as_json:
+            print_json(tables)
+            return
+        for name, columns in tables.items():
+            names = list(columns)
+            more = f" ... {len(names)} columns in all" if len(names) > _NUM_METRICS and name == "metrics" else ""
+            click.echo(f"{name:<10} {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}")
+        click.echo("\nexamples")
+        for example in _EXAMPLES:
+            click.echo(f'  rung sql "{example}"' if '"' not in example else f"  rung sql '{example}'")
+        return
     answer = ask(query, runs)
     if as_json:
-        click.echo(to_json([dict(zip(answer.names, row)) for row in answer.rows]).decode())
+        print_json([dict(zip(answer.names, row)) for row in answer.rows])
     elif as_csv:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -75,19 +84,3 @@ def _shown(value: Any) -> str:
     """Numbers with all their digits; texts cut, which --csv and --json do not do."""
     text = number(value)
     return text if len(text) <= _WIDEST or is_number(value) else f"{text[: _WIDEST - 3]}..."
-
-
-def _tables(runs: list[Run], as_json: bool) -> None:
-    from rung.runs.sql import tables_of
-
-    tables = tables_of(runs)
-    if as_json:
-        click.echo(to_json(tables).decode())
-        return
-    for name, columns in tables.items():
-        names = list(columns)
-        more = f" ... {len(names)} columns in all" if len(names) > _NUM_METRICS and name == "metrics" else ""
-        click.echo(f"{name:<10} {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}")
-    click.echo("\nexamples")
-    for example in _EXAMPLES:
-        click.echo(f'  rung sql "{example}"' if '"' not in example else f"  rung sql '{example}'")

@@ -10,20 +10,24 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import GroupWithDefault, json_option, runs_option
+from rung.cli.options import GroupWithDefault, json_option, print_json, runs_option
+from rung.cli.sweep_table import Display, print_end, print_first, print_plan
 from rung.errors import ConfigError, RunError, UserError
+from rung.files import write_whole
+from rung.report.table import print_table
+from rung.runs.files import refused
+from rung.sweep import launch, state
+from rung.sweep.emit import kubernetes, skypilot
+from rung.sweep.launch.local import LocalLauncher
+from rung.sweep.plan import find_sweep, keep, load, read_plan, refuse_another, sweeps
+from rung.sweep.point import STOPPED, log_of, run_point
+from rung.sweep.search import Search, drive, read_settings
+from rung.sweep.space import Point, Sweep, point_of, split_files
 from rung.text import one_line, printable, visible
 
-if TYPE_CHECKING:
-    from rung.sweep.launch import Launcher
-    from rung.sweep.space import Sweep
-    from rung.sweep.state import State
-
-STOPPED = 3
 MOST_REASONS = 20  # why points cannot be trained
 
 
@@ -83,11 +87,6 @@ def run_file(
       rung sweep lr.yaml --on ray://head:10001
       rung sweep lr.yaml --emit kubernetes --out jobs.yaml
     """
-    from rung.cli.sweep_table import print_first, print_plan
-    from rung.sweep import state
-    from rung.sweep.launch import launcher_of
-    from rung.sweep.plan import keep, read_plan, refuse_another
-
     file = Path(path)
     if not file.exists():
         message = f"there is no sweep file {file}, and no verb of that name (see `rung sweep --help`)"
@@ -112,9 +111,18 @@ def run_file(
         if gone:  # also where a config file was edited, or another file has the same name
             click.echo(f"{gone} points that were planned before are now left out; their runs stay", err=True)
     if emit is not None:
-        _emit(sweep, emit, out)
+        text = {"kubernetes": kubernetes, "skypilot": skypilot}[emit](sweep, sweep.points)
+        state.allow_again(keep(sweep))  # the plan that the jobs of the file follow
+        if out is None:
+            click.echo(text, nl=False)
+            return
+        try:
+            write_whole(out, text.encode())
+        except OSError as error:
+            raise refused(str(out), error) from error
+        click.echo(out)
         return
-    launcher = launcher_of(sweep, on)
+    launcher = launch.launcher_of(sweep, on)
     if dry_run:
         print_plan(sweep, state.states(sweep), as_json)
         return
@@ -126,7 +134,31 @@ def run_file(
             state.try_again(sweep, key)
         found = state.states(sweep)
     print_first(sweep, found, is_quiet=as_json)
-    _follow(sweep, found, launcher, as_json)
+    points = [one for one in sweep.points if found[one.key].word != "finished" and not found[one.key].is_final]
+    farewell, is_whole = "", True
+    try:
+        with Display(sweep, found, is_quiet=as_json) as display:
+            if sweep.search is not None:
+                search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
+                is_whole = drive(search, launcher, display.report, at_once)
+                if (best := search.best()) is not None:
+                    click.echo(f"best: {one_line(best[0].label)}  {best[1]:.4f}", err=True)
+            elif points:
+                launcher.run(sweep, points, display.report)
+    except KeyboardInterrupt as interrupt:
+        farewell = str(interrupt) or "stopped; the same command continues from here"
+    sweep = load(sweep.folder)
+    ended = state.states(sweep)
+    print_end(sweep, ended, as_json)
+    if farewell:
+        click.echo(farewell, err=True)
+        sys.exit(130)
+    counts = Counter(one.word for one in ended.values())
+    # To a search, a point that diverged is an answer.
+    if counts["failed"] and (sweep.search is None or not counts["finished"]):
+        sys.exit(1)
+    if not is_whole or counts["finished"] + counts["failed"] < len(ended):
+        sys.exit(STOPPED)
 
 
 command.default = run_file
@@ -141,8 +173,6 @@ def check_points(sweep: Sweep) -> None:
     from rung.recipe import has_splits
     from rung.recipes import find_recipe, preset_layer
     from rung.resolve import resolve
-    from rung.sweep.search import read_settings
-    from rung.sweep.space import Point, point_of, split_files
 
     recipe = find_recipe(sweep.recipe)  # one that is not there is one mistake, and not one for each point
     if sweep.eval_split is not None and not has_splits(recipe):
@@ -183,61 +213,6 @@ def check_points(sweep: Sweep) -> None:
     raise ConfigError("\n".join(lines), code="bad-sweep")
 
 
-def _follow(sweep: Sweep, found: dict[str, State], launcher: Launcher, as_json: bool) -> None:
-    """Trains what is left, shows how it goes, and ends with the table and an exit code that says how it went."""
-    from rung.cli.sweep_table import Display, print_end
-    from rung.sweep import state
-    from rung.sweep.launch.local import LocalLauncher
-    from rung.sweep.plan import load
-
-    points = [one for one in sweep.points if found[one.key].word != "finished" and not found[one.key].is_final]
-    farewell, is_whole = "", True
-    try:
-        with Display(sweep, found, is_quiet=as_json) as display:
-            if sweep.search is not None:
-                from rung.sweep.search import Search, drive
-
-                search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
-                is_whole = drive(search, launcher, display.report, at_once)
-                if (best := search.best()) is not None:
-                    click.echo(f"best: {one_line(best[0].label)}  {best[1]:.4f}", err=True)
-            elif points:
-                launcher.run(sweep, points, display.report)
-    except KeyboardInterrupt as interrupt:
-        farewell = str(interrupt) or "stopped; the same command continues from here"
-    sweep = load(sweep.folder)
-    ended = state.states(sweep)
-    print_end(sweep, ended, as_json)
-    if farewell:
-        click.echo(farewell, err=True)
-        sys.exit(130)
-    counts = Counter(one.word for one in ended.values())
-    # To a search, a point that diverged is an answer.
-    if counts["failed"] and (sweep.search is None or not counts["finished"]):
-        sys.exit(1)
-    if not is_whole or counts["finished"] + counts["failed"] < len(ended):
-        sys.exit(STOPPED)
-
-
-def _emit(sweep: Sweep, kind: str, out: Path | None) -> None:
-    """Writes a file for a cluster, and the plan that its jobs follow."""
-    from rung.files import write_whole
-    from rung.runs.files import refused
-    from rung.sweep import emit, state
-    from rung.sweep.plan import keep
-
-    text = getattr(emit, kind)(sweep, sweep.points)
-    state.allow_again(keep(sweep))
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        write_whole(out, text.encode())
-    except OSError as error:
-        raise refused(str(out), error) from error
-    click.echo(out)
-
-
 @command.command()
 @json_option
 @runs_option
@@ -249,16 +224,24 @@ def ls(as_json: bool, root: Path) -> None:
       rung sweep ls
       rung sweep ls --json
     """
-    from rung.cli.sweep_table import print_sweeps
-    from rung.sweep.plan import load, sweeps
-
-    found = []
+    rows, cells = [], []
     for folder in sweeps(root):
         try:
-            found.append(load(folder))
+            sweep = load(folder)
         except RunError as error:  # of one, which is no reason to hide the others
             click.echo(visible(str(error)), err=True)
-    print_sweeps(found, root, as_json)
+            continue
+        counts = Counter(one.word for one in state.states(sweep).values())
+        about = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment}
+        rows.append({**about, "points": len(sweep.points), "states": dict(counts), "path": str(sweep.folder)})
+        counted = ", ".join(f"{num} {word}" for word, num in counts.items())
+        cells.append([*about.values(), str(len(sweep.points)), counted])
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo(f"no sweeps under {root}")
+    else:
+        print_table(["sweep", "recipe", "experiment", "points", "states"], cells, [3])
 
 
 @command.command()
@@ -273,12 +256,8 @@ def show(name: str, as_json: bool, root: Path) -> None:
       rung sweep show lr
       rung sweep show lr --json
     """
-    from rung.cli.sweep_table import print_end
-    from rung.sweep.plan import find_sweep
-    from rung.sweep.state import states
-
     sweep = find_sweep(name, root)
-    print_end(sweep, states(sweep), as_json)
+    print_end(sweep, state.states(sweep), as_json)
 
 
 @command.command()
@@ -291,9 +270,6 @@ def stop(name: str, root: Path) -> None:
     Examples:
       rung sweep stop lr
     """
-    from rung.sweep import state
-    from rung.sweep.plan import find_sweep
-
     sweep = find_sweep(name, root)
     state.ask_to_stop(sweep)
     held = state.held_claims(sweep)
@@ -315,10 +291,6 @@ def log(name: str, key: str, as_json: bool, root: Path) -> None:
       rung sweep log lr 3
       rung sweep log lr 5f0c1a
     """
-    from rung.runs.files import to_json
-    from rung.sweep.plan import find_sweep
-    from rung.sweep.point import log_of
-
     sweep = find_sweep(name, root)
     of = sweep.point(key)
     file = log_of(sweep, of.key)
@@ -328,7 +300,7 @@ def log(name: str, key: str, as_json: bool, root: Path) -> None:
         )
     if as_json:
         text = file.read_text("utf-8", errors="replace")
-        click.echo(to_json({"key": of.key, "path": str(file), "text": text}).decode())
+        print_json({"key": of.key, "path": str(file), "text": text})
         return
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -352,20 +324,20 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
       rung sweep report components --metric test/loss --out page
     """
     from rung.compare.scaling.page import report as write
-    from rung.runs.files import to_json
-    from rung.sweep.plan import find_sweep, read_plan
-    from rung.sweep.state import runs_of
 
     name = read_plan(Path(what), root).name if Path(what).is_file() else what
     sweep = find_sweep(name, root)
-    found = runs_of(sweep)
+    found = state.runs_of(sweep)
     runs = [run for one in sweep.points for run in found.get(one.key, [])]
     if not runs:
         raise UserError(
             f"sweep {name} has no runs yet; `rung sweep show {name}` says how it stands", code="sweep-empty"
         )
     page = write(runs, out or sweep.folder / "report", x=x, metric=metric, name=name)
-    click.echo(to_json({"path": str(page)}).decode() if as_json else page)
+    if as_json:
+        print_json({"path": str(page)})
+    else:
+        click.echo(page)
 
 
 @command.command(hidden=True)
@@ -373,8 +345,6 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
 @click.argument("key")
 def point(folder: Path, key: str) -> None:
     """Do all there is to do for one point. Launchers start this; KEY may be its place in the list."""
-    from rung.sweep.point import run_point
-
     ended = run_point(folder, key)
     click.echo(f"{ended.outcome}{': ' + ended.text if ended.text else ''}")
     sys.exit(ended.code)

@@ -11,20 +11,19 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from rung.cli.options import print_json
 from rung.errors import UserError
 from rung.report.table import loss_text, one_line, print_table, value_text
-from rung.runs.files import to_json
+from rung.runs.metrics import last_row
+from rung.runs.query import Run
+from rung.sweep.plan import load
+from rung.sweep.space import Point, Sweep
+from rung.sweep.state import State, states
 from rung.units import duration
-
-if TYPE_CHECKING:
-    from rung.runs.query import Run
-    from rung.sweep.space import Point, Sweep
-    from rung.sweep.state import State
 
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow", "lost": "magenta"}
 MOST_LIVE = 40  # rows of the live table; the rest is counted below it
@@ -53,12 +52,19 @@ def print_plan(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
 
 def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
     """Every point with its state, run and best loss; over seeds mean and sd; and what to type next."""
-    if as_json:
-        points = [_plain(sweep, i, one, found[one.key]) for i, one in enumerate(sweep.points)]
-        document = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment, "points": points}
-        click.echo(to_json({**document, "over_seeds": over_seeds(sweep, found)}).decode())
-        return
     names, split = _varied(sweep), sweep.eval_split
+    if as_json:
+        points = []
+        for i, one in enumerate(sweep.points):
+            now, run = found[one.key], found[one.key].run
+            row = {"number": i, "key": one.key, "varies": dict(one.varies), "words": list(one.words)}
+            row |= {"state": now.word, "where": now.where, "text": now.text, "run": run.id if run else None}
+            best = (run.best or {}).get("loss") if run else None
+            row |= {"status": run.status if run else None, "step": run.step if run else None, "best_loss": best}
+            points.append(row | ({"eval_loss": examined(run, split)} if split else {}))
+        document = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment, "points": points}
+        print_json({**document, "over_seeds": over_seeds(sweep, found)})
+        return
     rows = []
     for i, one in enumerate(sweep.points):
         now, run = found[one.key], found[one.key].run
@@ -108,24 +114,6 @@ def over_seeds(sweep: Sweep, found: dict[str, State]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def print_sweeps(found: Sequence[Sweep], runs: Path, as_json: bool) -> None:
-    from rung.sweep.state import states
-
-    rows: list[dict[str, Any]] = []
-    for sweep in found:
-        words = Counter(one.word for one in states(sweep).values())
-        rows.append({"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment,
-                     "points": len(sweep.points), "states": dict(words), "path": str(sweep.folder)})  # fmt: skip
-    if as_json:
-        click.echo(to_json(rows).decode())
-    elif not rows:
-        click.echo(f"no sweeps under {runs}")
-    else:
-        cells = [[row["name"], row["recipe"], row["experiment"], str(row["points"]),
-                  ", ".join(f"{num} {word}" for word, num in row["states"].items())] for row in rows]  # fmt: skip
-        print_table(["sweep", "recipe", "experiment", "points", "states"], cells, [3])
-
-
 class Display:
     """How a sweep goes. Launchers call `report`."""
 
@@ -158,8 +146,6 @@ class Display:
         self._words[key] = word, where
         if self._live is None and word != "waiting":
             if key not in self._names:  # a point that a search has found since
-                from rung.sweep.plan import load
-
                 self._names = {one.key: one.label for one in load(self._sweep.folder).points}
             name = self._names.get(key, key)
             num_done = sum(one in ("finished", "failed") for one, _ in self._words.values())
@@ -170,9 +156,6 @@ class Display:
         """Called about once a second, from a thread of rich, which an error would end."""
         from rich.table import Table
         from rich.text import Text
-
-        from rung.sweep.plan import load
-        from rung.sweep.state import states
 
         try:
             sweep = load(self._sweep.folder)
@@ -189,7 +172,7 @@ class Display:
         for i, one in enumerate(sweep.points):
             if one.key in chosen:
                 now = found[one.key]
-                cells = [str(i), *_varies(one, names), now.word, *progress_cells(now)]
+                cells = [str(i), *_varies(one, names), now.word, *_progress(now)]
                 table.add_row(*[Text(cell, style=_STYLES.get(cell, "")) for cell in cells])
         if len(sweep.points) > MOST_LIVE:
             words = Counter(one.word for one in found.values())
@@ -197,10 +180,8 @@ class Display:
         return table
 
 
-def progress_cells(now: State) -> list[str]:
+def _progress(now: State) -> list[str]:
     """Run, step of how many, last loss, and the time that is left of one that is running."""
-    from rung.runs.metrics import last_row
-
     run = now.run
     if run is None:
         return ["-", "-", "-", ""]
@@ -225,24 +206,13 @@ def examined(run: Run | None, split: str | None) -> float | None:
     return found.figure.value if found is not None else None
 
 
-def _plain(sweep: Sweep, number: int, point: Point, now: State) -> dict[str, Any]:
-    run = now.run
-    row = {"number": number, "key": point.key, "varies": dict(point.varies), "words": list(point.words)}
-    row |= {"state": now.word, "where": now.where, "text": now.text, "run": run.id if run else None}
-    best = (run.best or {}).get("loss") if run else None
-    row |= {"status": run.status if run else None, "step": run.step if run else None, "best_loss": best}
-    return row | ({"eval_loss": examined(run, sweep.eval_split)} if sweep.eval_split else {})
-
-
 def _plan_word(now: State) -> str:
     words = {"waiting": "new", "stopped": "continues", "lost": "continues"}
     return "tried again" if now.word == "failed" and not now.is_final else words.get(now.word, now.word)
 
 
 def _note(now: State) -> str:
-    if now.word == "finished" and now.run is not None:
-        return now.run.id
-    return one_line(now.text)
+    return now.run.id if now.word == "finished" and now.run is not None else one_line(now.text)
 
 
 def _varied(sweep: Sweep) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import UserError
 
 
@@ -37,7 +37,6 @@ def command(ctx: click.Context, args: tuple[str, ...], root: Path, as_json: bool
       rung tag piano/3..7 +candidate -old
     """
     from rung.report.table import print_table, printable
-    from rung.runs.files import to_json
     from rung.runs.maintenance.selection import select, state_of
     from rung.runs.maintenance.tags import check_tag, normal, retag, tag_counts, tags_of
     from rung.runs.query import list_runs
@@ -63,14 +62,14 @@ def command(ctx: click.Context, args: tuple[str, ...], root: Path, as_json: bool
                 note = f" (had no {', '.join(map(printable, without))})" if without else ""
                 click.echo(f"{folder.id}  {' '.join(map(printable, result[folder.id])) or 'no tags'}{note}")
         if as_json:
-            click.echo(to_json(result).decode())
+            print_json(result)
         return
     if on or off:
         raise UserError("which runs? Name them before the tags, as in `rung tag piano/7 +baseline`", code="missing-run")
     problems: list[str] = []
     counts = tag_counts(list_runs(root, problems=problems))
     if as_json:
-        click.echo(to_json(counts).decode())
+        print_json(counts)
     elif counts:
         print_table(["tag", "runs"], [[printable(tag), str(number)] for tag, number in counts.items()], numeric=(1,))
     else:

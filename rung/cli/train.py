@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rung.cli.options import config_option, mirror_option, remote_option, runs_option
 from rung.errors import UserError
-
-if TYPE_CHECKING:
-    from rung.runs.query import Run
+from rung.runs.query import Run, open_run
 
 
 @click.command(short_help="Train a recipe.")
@@ -33,19 +30,10 @@ if TYPE_CHECKING:
 @remote_option
 @runs_option
 def command(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    files: tuple[Path, ...],
-    parent: str | None,
-    why: str | None,
-    experiment: str | None,
-    tags: tuple[str, ...],
-    checks: bool,
-    point: str | None,
-    mirrors: tuple[str, ...],
-    remote: str | None,
-    root: Path,
-) -> None:
+    recipe: str | None, overrides: tuple[str, ...], files: tuple[Path, ...], parent: str | None, why: str | None,
+    experiment: str | None, tags: tuple[str, ...], checks: bool, point: str | None, mirrors: tuple[str, ...],
+    remote: str | None, root: Path,
+) -> None:  # fmt: skip
     """Train RECIPE and record everything about it under runs/.
 
     Ctrl-C saves at the next step boundary and stops; `rung resume` continues from there. A second Ctrl-C stops at once.
@@ -64,7 +52,6 @@ def command(
     from rung import api
     from rung.progress import make_display
     from rung.resolve import resolve
-    from rung.runs.query import open_run
 
     base = None if parent is None else open_run(parent, root)
     if base is not None and recipe is not None and "=" in recipe:
@@ -88,24 +75,15 @@ def command(
             message = f"{file} has no point {key} of a sweep {name}; start it with `rung sweep`"
             raise UserError(message, code="no-point") from None
     run = api.train(
-        resolved,
-        experiment=experiment,
-        why=why,
-        tags=tags,
-        mirrors=mirrors,
-        remote=remote,
-        runs=root,
-        check=checks,
-        sweep=sweep,
-        display=make_display,
-    )
+        resolved, experiment=experiment, why=why, tags=tags, mirrors=mirrors, remote=remote, runs=root, check=checks,
+        sweep=sweep, display=make_display,
+    )  # fmt: skip
     if code := exit_code(run):
         sys.exit(code)
 
 
 def exit_code(run: Run) -> int:
-    """Of a training: 1 after a divergence; after a signal as the shell has it, or what comes after `&&` would take it
-    for the end of training."""
+    """1 after a divergence, 128 + N after signal N; after 0 a shell's `&&` would take the training for finished."""
     if os.environ.get("RANK", "0") != "0":  # whoever started the ranks would end the first one, which has more to write
         return 0
     return 1 if run.status == "diverged" else 128 + run.stop_signal if run.stop_signal else 0

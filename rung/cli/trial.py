@@ -8,6 +8,7 @@ conclusions to rung.compare.judge.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 
 ENDED = ("finished", "diverged")  # what the judge takes
 _ENVIRONMENT = ("python", "implementation", "packages", "rung_sha256", "gpus")
-
-
-class Horizon(NamedTuple):
-    """How far a config trains: steps, targets in all, and where its schedule ends as a share of the steps."""
-
-    num_steps: int | None
-    targets: float
-    decay_share: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,6 @@ class Trial:
     why: str
     declared: str | None = None
     launch: Mapping[str, Any] = field(default_factory=dict)
-    now: dict[str, Any] = field(default_factory=dict)  # code, environment and data as they are here
 
     @property
     def id(self) -> str:
@@ -84,36 +76,51 @@ class Trial:
         """False for the control where the code is what was changed: the old code cannot be had here."""
         return arm.name != "control" or self.declared != "code"
 
-    def find(self) -> list[Cell]:
-        """Every cell, seed by seed, so that what is there when somebody stops is made of whole pairs."""
+    def find(self, is_here: bool) -> list[Cell]:
+        """Every cell, seed by seed, so that what is there when somebody stops is made of whole pairs.
+
+        A cell takes a run that has ended before one to resume, and the newest of them.
+        """
+        now, cells = self._current(is_here), []
         there = [self.base, *reversed(list_runs(self.root, None, []))]
-        return [self._cell(arm, seed, there) for seed in self.seeds for arm in self.arms]
+        for seed, arm in itertools.product(self.seeds, self.arms):
+            key = _digest(self.id, arm.name, seed, {**now, "data": now["data"][arm.name]})
+            # A run trained for this cell after the code was edited must not serve: the cell takes another key.
+            while any(_point_of(run) == key and not self._is_equal(run, arm, seed, key, now) for run in there):
+                key = _digest(key)
+            equal = [run for run in there if self._is_equal(run, arm, seed, key, now)]
+            fit = [run for run in equal if run.status in (*ENDED, "running") or run.checkpoints()]
+            ended = [run for run in fit if run.status in ENDED]
+            cells.append(Cell(arm, seed, key, next(iter([*ended, *fit]), None)))
+        return cells
 
     def sweep(self, cells: Sequence[Cell]) -> Sweep:
         """The sweep that trains what is missing. A cell that cannot be trained and has no run is left out."""
-        root = self.root.absolute()
-
-        def point(cell: Cell) -> Point:
+        root, points = self.root.absolute(), []
+        for cell in cells:
+            if cell.run is None and not self.can_train(cell.arm):
+                continue
             words = ("--from", str(self.base.path.absolute()), f"seed={cell.seed}", *cell.arm.overrides)
-            path = None if cell.run is None or _point_of(cell.run) == cell.key else cell.run.path.absolute()
-            run = None if path is None else str(path.relative_to(root) if path.is_relative_to(root) else path)
+            run = None
+            if cell.run is not None and _point_of(cell.run) != cell.key:  # one that was made elsewhere
+                path = cell.run.path.absolute()
+                run = str(path.relative_to(root) if path.is_relative_to(root) else path)
             varies = {"arm": cell.arm.name, "seed": cell.seed}
-            return Point(cell.key, (*words, "--tag", f"ab={self.id}"), varies, run)
-
+            points.append(Point(cell.key, (*words, "--tag", f"ab={self.id}"), varies, run))
         return Sweep(
             name=f"ab-{self.id}",
             folder=root / SWEEPS / f"ab-{self.id}",
             runs=root,
             recipe=str(self.base.document.get("recipe")),
             experiment=self.experiment,
-            points=tuple(point(cell) for cell in cells if cell.run is not None or self.can_train(cell.arm)),
+            points=tuple(points),
             retries=0,  # the first failure ends an A/B
             launch=self.launch,
             why=self.why,
         )
 
     def mark(self, sweep: Sweep) -> None:
-        """Writes into run.json of each run that was trained for this question which arm it is of."""
+        """Writes the arm of each run that was trained for this A/B into its run.json."""
         arms, runs = {arm.name: arm for arm in self.arms}, runs_of(sweep)
         for point in sweep.points:
             for run in runs.get(point.key, []):
@@ -123,19 +130,26 @@ class Trial:
                     of = {"id": self.id, "arm": arm.name, **base, "overrides": list(arm.overrides)}
                     amend(run.path, ab=of)
 
-    def _cell(self, arm: Arm, seed: int, there: Sequence[Run]) -> Cell:
-        """With a run that has ended before one to resume, and the newest of them."""
-        now = {**self.now, "data": self.now["data"][arm.name]}
-        key = _digest(self.id, arm.name, seed, now)
-        # A run that was trained for this cell after the code was edited must not serve: the cell takes another key.
-        while any(_point_of(run) == key and not self._is_equal(run, arm, seed, key) for run in there):
-            key = _digest(key)
-        equal = [run for run in there if self._is_equal(run, arm, seed, key)]
-        fit = [run for run in equal if run.status in (*ENDED, "running") or run.checkpoints()]
-        ended = [run for run in fit if run.status in ENDED]
-        return Cell(arm, seed, key, next(iter([*ended, *fit]), None))
+    def _current(self, is_here: bool) -> dict[str, Any]:
+        """Code, environment and data of a run that would be started now; elsewhere with the GPUs that the base had."""
+        from rung.runs.provenance import WorkingTree, environment, snapshot
 
-    def _is_equal(self, run: Run, arm: Arm, seed: int, key: str) -> bool:
+        env = environment()
+        if not is_here:
+            env["gpus"] = self.base.environment().get("gpus")
+        here = Path.cwd().resolve()
+        with tempfile.TemporaryDirectory(prefix="rung-ab-") as folder:
+            code = snapshot(here, Path(folder), f"ab-now/{os.getpid()}", [self.root.resolve()])
+            tree = WorkingTree.find(here) if code.get("kind") == "git" else None
+            if tree is not None:
+                tree.git("update-ref", "-d", str(code["ref"]), check=False)
+        return {
+            "code": _code_of(code),
+            "environment": {name: env.get(name) for name in _ENVIRONMENT},
+            "data": {arm.name: {n: s.fingerprint for n, s in streams_of(arm.resolved).items()} for arm in self.arms},
+        }
+
+    def _is_equal(self, run: Run, arm: Arm, seed: int, key: str, now: Mapping[str, Any]) -> bool:
         """Whether a run is what would be trained now. What was trained for the cell may have got another GPU."""
         if run.document.get("recipe") != self.base.document.get("recipe") or run.document.get("seed") != seed:
             return False
@@ -149,30 +163,10 @@ class Trial:
         except RunError:
             return False
         return (
-            _code_of(run.document.get("code")) == self.now["code"]
-            and all(env.get(name) == self.now["environment"][name] for name in names)
-            and {name: (data.get(name) or {}).get("fingerprint") for name in data} == self.now["data"][arm.name]
+            _code_of(run.document.get("code")) == now["code"]
+            and all(env.get(name) == now["environment"][name] for name in names)
+            and {name: (data.get(name) or {}).get("fingerprint") for name in data} == now["data"][arm.name]
         )
-
-
-def take_stock(trial: Trial, is_here: bool = True) -> dict[str, Any]:
-    """Code, environment and data of a run that would be started now; elsewhere with the GPUs that the base had."""
-    from rung.runs.provenance import WorkingTree, environment, snapshot
-
-    env = environment()
-    if not is_here:
-        env["gpus"] = trial.base.environment().get("gpus")
-    here = Path.cwd().resolve()
-    with tempfile.TemporaryDirectory(prefix="rung-ab-") as folder:
-        code = snapshot(here, Path(folder), f"ab-now/{os.getpid()}", [trial.root.resolve()])
-        tree = WorkingTree.find(here) if code.get("kind") == "git" else None
-        if tree is not None:
-            tree.git("update-ref", "-d", str(code["ref"]), check=False)
-    return {
-        "code": _code_of(code),
-        "environment": {name: env.get(name) for name in _ENVIRONMENT},
-        "data": {arm.name: {n: s.fingerprint for n, s in streams_of(arm.resolved).items()} for arm in trial.arms},
-    }
 
 
 def streams_of(resolved: Resolved) -> Mapping[str, Any]:
@@ -180,42 +174,42 @@ def streams_of(resolved: Resolved) -> Mapping[str, Any]:
     return resolved.recipe_class(resolved.config.view("recipe"), cfg.seed).streams()
 
 
-def horizon(resolved: Resolved) -> Horizon:
-    from rung.engine.budget import Rate
-
-    cfg, train = resolved.config.view("engine"), streams_of(resolved)["train"]
-    rows = cfg.data.batch_size * cfg.optimizer.gradient_accumulation_steps
-    rate = Rate(rows, train.num_rows, train.targets_per_row)
-    num_steps, decay = rate.steps(cfg.optimizer.max_iters), rate.steps(cfg.lr.lr_decay_iters) or 0
-    return Horizon(num_steps, (num_steps or 0) * rows * train.targets_per_row, decay / num_steps if num_steps else 0.0)
-
-
 def refuse_other_horizon(base: Run, control: Resolved, variant: Resolved) -> None:
     """A change that also moves the budget is two changes; refused before anything is trained."""
-    a, b = horizon(control), horizon(variant)
-    if a.num_steps is None or b.num_steps is None:
-        message = f"{base.id} has a budget in time alone, by which the faster arm trains longer; train a base with "
-        message += "optimizer.max_iters in steps or tokens (--allow budget tries it anyway)"
-        raise UserError(message, code="budget-mismatch")
-    one_step = max(a.targets / a.num_steps, b.targets / b.num_steps) if a.num_steps and b.num_steps else 0.0
-    if abs(a.targets - b.targets) > one_step:
+    from rung.engine.budget import Rate
+
+    def horizon(resolved: Resolved) -> tuple[int, float, float]:
+        """Steps, targets in all, and where the schedule ends as a share of the steps."""
+        cfg, train = resolved.config.view("engine"), streams_of(resolved)["train"]
+        rows = cfg.data.batch_size * cfg.optimizer.gradient_accumulation_steps
+        rate = Rate(rows, train.num_rows, train.targets_per_row)
+        num_steps, decay = rate.steps(cfg.optimizer.max_iters), rate.steps(cfg.lr.lr_decay_iters) or 0
+        if num_steps is None:
+            message = f"{base.id} has a budget in time alone, by which the faster arm trains longer; train a base with "
+            message += "optimizer.max_iters in steps or tokens (--allow budget tries it anyway)"
+            raise UserError(message, code="budget-mismatch")
+        return num_steps, num_steps * rows * train.targets_per_row, decay / num_steps if num_steps else 0.0
+
+    (steps_a, targets_a, end_a), (steps_b, targets_b, end_b) = horizon(control), horizon(variant)
+    one_step = max(targets_a / steps_a, targets_b / steps_b) if steps_a and steps_b else 0.0
+    if abs(targets_a - targets_b) > one_step:
         budgets = [resolved.config.values["optimizer.max_iters"] for resolved in (control, variant)]
         if budgets[0] == budgets[1]:
             remedy = (
                 "give the budget in tokens, so that both arms see as many: train a new base with "
-                f"`rung train --from {ref(base.path, base.id)} optimizer.max_iters='{a.targets:.0f} tokens'`"
+                f"`rung train --from {ref(base.path, base.id)} optimizer.max_iters='{targets_a:.0f} tokens'`"
             )
         else:
             remedy = "a longer run is not compared with a shorter one: leave optimizer.max_iters alone"
         raise UserError(
-            f"the change also moves the budget: {a.targets:.0f} targets in {a.num_steps} steps of the control, "
-            f"{b.targets:.0f} in {b.num_steps} of the variant; {remedy} (--allow budget tries it anyway)",
+            f"the change also moves the budget: {targets_a:.0f} targets in {steps_a} steps of the control, "
+            f"{targets_b:.0f} in {steps_b} of the variant; {remedy} (--allow budget tries it anyway)",
             code="budget-mismatch",
         )
-    if abs(a.decay_share - b.decay_share) > 2 / min(a.num_steps, b.num_steps):
+    if abs(end_a - end_b) > 2 / min(steps_a, steps_b):
         raise UserError(
-            f"the change also moves the end of the schedule: at {a.decay_share:.0%} of the control's steps, at "
-            f"{b.decay_share:.0%} of the variant's; set lr.lr_decay_iters so that both end alike (--allow budget "
+            f"the change also moves the end of the schedule: at {end_a:.0%} of the control's steps, at "
+            f"{end_b:.0%} of the variant's; set lr.lr_decay_iters so that both end alike (--allow budget "
             "tries it anyway)",
             code="budget-mismatch",
         )
@@ -249,6 +243,6 @@ def _digest(*parts: Any) -> str:
 
 
 def _code_of(code: Any) -> str | None:
-    """What names the code of a run: equal names are equal code."""
+    """The hash of a run's code."""
     found = code if isinstance(code, dict) else {}
     return next((str(found[name]) for name in ("tree", "sha256") if found.get(name)), None)

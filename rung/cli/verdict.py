@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from rung.cli.note import TextCommand, user_text, write_event
-from rung.cli.options import runs_option
+from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
-from rung.runs.files import to_json
 from rung.runs.query import open_run
 from rung.runs.record import amend
 
@@ -58,7 +57,7 @@ def command(run: str, word: str | None, text: str | None, is_clear: bool, root: 
         found = open_run(found.path, root)
     if as_json:
         history = [{name: event.get(name) for name in ("word", "text", "unix_s")} for event in found.events("verdict")]
-        click.echo(to_json({"verdict": found.document.get("verdict"), "history": history}).decode())
+        print_json({"verdict": found.document.get("verdict"), "history": history})
     elif word is None and not is_clear:
         from rung.compare.page import date
 

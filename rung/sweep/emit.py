@@ -18,7 +18,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from rung.errors import UserError
-from rung.sweep.launch.needs import Needs, line, lines, whole
+from rung.sweep.launch import Resources, int_option, list_option, text_option
 from rung.sweep.point import FAILED, STOPPED
 from rung.sweep.space import Point, Sweep
 from rung.text import one_line
@@ -30,19 +30,19 @@ _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _OTHER = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}  # words that YAML reads as values
 
 
-def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) -> str:
+def kubernetes(sweep: Sweep, points: Sequence[Point]) -> str:
     """A Job with one index for each point. Its claim's volume is seen where `launch: mount` says, or where the runs
     folder lies here."""
     mount, folder = _folder(sweep, points)
-    image = image or line(sweep, "image")
+    image = text_option(sweep, "image")
     if not image:
         message = "a Kubernetes Job needs an image with rung in it: give `launch: image` in the sweep file."
         raise UserError(message, code="missing-option")
-    claim = line(sweep, "claim") or "rung-runs"
+    claim = text_option(sweep, "claim") or "rung-runs"
     if not _CLAIM.fullmatch(claim):
         message = f"launch: claim={claim!r} is not the name of a PersistentVolumeClaim, such as rung-runs."
         raise UserError(message, code="bad-name")
-    needs = Needs.of(sweep)
+    needs = Resources.of(sweep)
     asked = {"cpu": str(needs.cpus)}
     if needs.mem_gb:
         asked["memory"] = f"{round(needs.mem_gb * 1024)}Mi"
@@ -66,7 +66,7 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
         "name": "point",
         "image": image,
         "command": ["/bin/sh", "-c", script, *(text.replace("$", "$$") for text in (folder, *keys))],
-        "env": [{"name": "OMP_NUM_THREADS", "value": str(whole(sweep, "threads", 1))}],
+        "env": [{"name": "OMP_NUM_THREADS", "value": str(int_option(sweep, "threads", 1))}],
         "resources": {"requests": asked, **({"limits": limits} if limits else {})},
         "volumeMounts": [{"name": "runs", "mountPath": mount}],
     }
@@ -77,7 +77,7 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
         "spec": {
             "completionMode": "Indexed",
             "completions": num,
-            "parallelism": min(num, whole(sweep, "array_parallelism", num)),
+            "parallelism": min(num, int_option(sweep, "array_parallelism", num)),
             "backoffLimitPerIndex": MOST_LOST,
             "podFailurePolicy": {"rules": rules},
             "template": {
@@ -105,12 +105,12 @@ def kubernetes(sweep: Sweep, points: Sequence[Point], image: str | None = None) 
 def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
     """One task, launched once for each point with its key as POINT. Its claim is a bucket, which is mounted as the runs
     folder."""
-    (mount, folder), needs = _folder(sweep, points), Needs.of(sweep)
-    bucket = line(sweep, "claim")
+    (mount, folder), needs = _folder(sweep, points), Resources.of(sweep)
+    bucket = text_option(sweep, "claim")
     if not bucket or "://" not in bucket:
         message = "SkyPilot needs a bucket for the runs: give `launch: claim`, such as s3://my-bucket/runs."
         raise UserError(message, code="missing-option")
-    accelerators = line(sweep, "accelerators")
+    accelerators = text_option(sweep, "accelerators")
     if needs.gpus and not accelerators:
         message = "SkyPilot needs the name of the GPUs: give `launch: accelerators`, such as H100."
         raise UserError(message, code="missing-option")
@@ -119,7 +119,7 @@ def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
         resources["memory"] = f"{needs.mem_gb:g}+"
     if accelerators:
         resources["accelerators"] = accelerators if ":" in accelerators else f"{accelerators}:{max(1, needs.gpus)}"
-    image = line(sweep, "image")
+    image = text_option(sweep, "image")
     if image:
         resources["image_id"] = image if image.startswith("docker:") else f"docker:{image}"
     resources["job_recovery"] = {"recover_on_exit_codes": [STOPPED]}
@@ -129,10 +129,10 @@ def skypilot(sweep: Sweep, points: Sequence[Point]) -> str:
         "num_nodes": 1,
         "resources": resources,
         "workdir": ".",
-        "envs": {"POINT": points[0].key, "OMP_NUM_THREADS": str(whole(sweep, "threads", 1))},
+        "envs": {"POINT": points[0].key, "OMP_NUM_THREADS": str(int_option(sweep, "threads", 1))},
         # Cached: a plain mount of a bucket can neither append to a file nor rename one, and a run does both.
         "file_mounts": {mount: {"source": bucket, "mode": "MOUNT_CACHED"}},
-        "setup": "\n".join(lines(sweep, "setup") or ([] if image else ["pip install rung"])) + "\n",
+        "setup": "\n".join(list_option(sweep, "setup") or ([] if image else ["pip install rung"])) + "\n",
         "run": f'exec rung sweep point {shlex.quote(folder)} "$POINT"\n',
     }
     if task["setup"] == "\n":
@@ -163,7 +163,7 @@ def _folder(sweep: Sweep, points: Sequence[Point]) -> tuple[str, str]:
     if not points:
         message = f"sweep {sweep.name} has no points left to write; `rung sweep show {sweep.name}` says how it stands."
         raise UserError(message, code="sweep-empty")
-    mount = line(sweep, "mount") or str(sweep.runs)
+    mount = text_option(sweep, "mount") or str(sweep.runs)
     if not PurePosixPath(mount).is_absolute() or ":" in mount:
         message = f"launch: mount={mount!r} must be an absolute path without a colon, such as /runs."
         raise UserError(message, code="bad-value")

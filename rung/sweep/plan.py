@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rung.files import write_whole
 from rung.runs.files import locked, read_json, refused, write_json
 from rung.runs.query import nearest
 from rung.runs.record import check_name
-from rung.sweep.space import Point, Sweep, grid_points, make_point, split_files, word
+from rung.sweep.space import Point, Sweep, make_point, override, split_files
 from rung.text import one_line
 
 SCHEMA = 1
@@ -78,7 +79,7 @@ def read_plan(file: Path, runs: Path, name: str | None = None) -> Sweep:
     free = {one: tree[one] if tree.get(one) is not None else [] if one == "points" else {} for one in _FREE}
     if isinstance(free["launch"], dict):  # YAML reads a plain `on` as true
         free["launch"] = {"on" if one is True else one: value for one, value in free["launch"].items()}
-    wrong += _shapes(free, tree)
+    wrong += _find_mistakes(free, tree)
     if not described.recipe:
         wrong.append("recipe is missing; name what to train, as in `recipe: piano`")
     if wrong:
@@ -96,13 +97,15 @@ def read_plan(file: Path, runs: Path, name: str | None = None) -> Sweep:
     configs = [str((file.parent / one).resolve()) for one in described.config]
     shared = [f"preset={described.preset}"] if described.preset else []
     shared += [part for one in configs for part in ("-c", one)]
-    shared += [word(one, value) for one, value in free["set"].items()]
+    shared += [override(one, value) for one, value in free["set"].items()]
     num_points = max(1, len(free["points"])) * math.prod(len(values) for values in free["grid"].values())
     if num_points > MOST_POINTS:
         message = f"that is {num_points} points, and a sweep has at most {MOST_POINTS}; make the grid smaller"
         raise ConfigError(message, code="too-many")
-    combined = [] if free["search"] else grid_points(free["grid"], free["points"])
-    points = [make_point(described.recipe, shared, varies) for varies in combined]
+    # Every listed point with every combination of the grid, whose last key moves fastest. A search finds its own.
+    grid = [dict(zip(free["grid"], values)) for values in itertools.product(*free["grid"].values())]
+    combined = [{**listed, **values} for listed in free["points"] or [{}] for values in grid]
+    points = [] if free["search"] else [make_point(described.recipe, shared, varies) for varies in combined]
     by_key: dict[str, list[int]] = {}
     for number, point in enumerate(points, start=1):
         by_key.setdefault(point.key, []).append(number)
@@ -181,7 +184,7 @@ def add_points(sweep: Sweep, points: Iterable[Point]) -> Sweep:
 
 
 def load(folder: Path, with_retired: bool = False) -> Sweep:
-    """The sweep that is kept in a folder, which may have been moved, or be mounted elsewhere."""
+    """Reads sweep.json of a folder, which may have been moved, or be mounted elsewhere."""
     folder = folder.absolute()
     kept = _document(folder)
     try:
@@ -190,9 +193,9 @@ def load(folder: Path, with_retired: bool = False) -> Sweep:
             folder=folder,
             runs=folder.parent.parent,
             points=tuple(
-                Point(one["key"], _placed(one["words"], folder), one["varies"], one.get("run")) for one in points
+                Point(one["key"], _locate_files(one["words"], folder), one["varies"], one.get("run")) for one in points
             ),
-            words=_placed(kept["words"], folder),
+            words=_locate_files(kept["words"], folder),
             **{name: kept[name] for name in _FIELDS},
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -214,8 +217,8 @@ def sweeps(runs: Path) -> list[Path]:
     return sorted(path.parent for path in (runs.absolute() / SWEEPS).glob("*/sweep.json"))
 
 
-def _shapes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the parts that hold keys of the recipe."""
+def _find_mistakes(free: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
+    """One sentence for each mistake in the parts that hold keys of the recipe."""
     wrong = []
     for name in ("set", "grid", "search", "launch"):
         if not isinstance(free[name], dict):
@@ -252,13 +255,13 @@ def wrong_launch(launch: Mapping[str, Any]) -> list[str]:
     return [f"launch: {one_line(name)} is not an option; {nearest(str(name), LAUNCH)}" for name in unknown]
 
 
-def _placed(words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Words whose config files are found wherever the folder lies now."""
+def _locate_files(words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Words with the paths of config files as they are where the folder lies now."""
     return tuple(str(folder / one) if before == "-c" else one for before, one in zip(["", *words], words, strict=False))
 
 
 def _write(sweep: Sweep, before: Mapping[str, Any] | None, copies: Mapping[str, str]) -> None:
-    """Writes sweep.json; `copies` says where the config files lie that were copied beside it."""
+    """Writes sweep.json; `copies` maps config files to the copies beside it."""
 
     def plain(words: Sequence[str]) -> list[str]:
         return [

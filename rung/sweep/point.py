@@ -15,11 +15,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rung.errors import UserError
 from rung.runs.files import refused
@@ -55,38 +56,39 @@ class Step(NamedTuple):
 
 
 def command_of(sweep: Sweep, point: Point) -> list[str]:
-    """What a launcher starts."""
+    """The command that a launcher starts."""
     return [sys.executable, "-m", "rung", "sweep", "point", str(sweep.folder), point.key]
 
 
 def run_point(folder: Path, key_or_index: str) -> PointResult:
-    """Does what is to be done for a point; the exit code of the process is that of what came of it."""
+    """Trains and evaluates a point as far as that is still needed; the process exits with the code of the result."""
     sweep = load(folder, with_retired=True)
     point = sweep.point(key_or_index)
-    with StopRequest(sweep) as stop:
+    stop = StopRequest(sweep)
+    with handling(stop.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         while (claim := state.take(sweep, point.key)) is None:
             if stop.times():
                 return PointResult(STOPPED, "stopped", "another process works on it")
             time.sleep(POLL_S)
         ended = PointResult(STOPPED, "stopped", "its process ended early")
         try:
-            ended = _carry_out(sweep, point, stop, claim)
+            ended = _run_steps(sweep, point, stop, claim)
         except UserError as error:
             ended = PointResult(FAILED, "refused", visible(str(error)))
         finally:
-            run = _run_of(sweep, point)
+            run = state.run_of(sweep, point.key)
             claim.release(ended.outcome, ended.text, run.id if run else None)
     return ended
 
 
-def _carry_out(sweep: Sweep, point: Point, stop: StopRequest, claim: state.Claim) -> PointResult:
+def _run_steps(sweep: Sweep, point: Point, stop: StopRequest, claim: state.Claim) -> PointResult:
     if claim.after.get("outcome") == "failed":
         # For good, until somebody asks for another try.
         return PointResult(FAILED, "failed", str(claim.after.get("text")))
     done: Step | None = None
-    num_crashes = 0
+    num_crashes, log = 0, log_of(sweep, point.key)
     while True:
-        run = _run_of(sweep, point)
+        run = state.run_of(sweep, point.key)
         if run is not None and run.status == "running":  # resumed by hand, or still saving after its point was killed
             if stop.times():
                 return PointResult(STOPPED, "stopped", f"{run.id} is {run.status_text}")
@@ -101,43 +103,35 @@ def _carry_out(sweep: Sweep, point: Point, stop: StopRequest, claim: state.Claim
         if stop.times():
             return PointResult(STOPPED, "stopped")
         if step == done:
-            return PointResult(
-                FAILED, "failed", f"`rung {step.what}` ended with 0 and left nothing; see {log_of(sweep, point.key)}"
-            )
-        code = follow(_command(sweep, step), log_of(sweep, point.key), stop, claim)
+            return PointResult(FAILED, "failed", f"`rung {step.what}` ended with 0 and left nothing; see {log}")
+        code = follow(_command(sweep, step), log, stop, claim)
         done = step if code == 0 else None
         if code == 0:
             continue
-        ended = _after(code, sweep, point, stop)
+        run, printed = state.run_of(sweep, point.key), _tail(log)
+        status = run.status if run is not None else None
+        if status != "diverged":  # that is reported where the loop begins
+            # The last message of rung about a mistake of the user, if its last command printed one.
+            last_command = printed.rpartition("\n--- ")[2]
+            said = re.findall(r"^(?:\[rank\d+\]: ?)?rung: (.*?)(?=\n\S|\Z)", last_command, re.M | re.S)
+            mistake = visible(said[-1].strip())[:1500] if said else ""
+            if code == MISTAKE or (sweep.ranks > 1 and mistake and not stop.times()):  # torchrun has codes of its own
+                return PointResult(FAILED, "refused", mistake or f"exit code {code}")
+            if stop.times() or code in INTERRUPTED or code == LOST or status == "stopped":
+                return PointResult(STOPPED, "stopped", "another process took it over" if code == LOST else "")
         num_crashes += 1
-        if ended is None and num_crashes > sweep.retries:
-            run, lines = _run_of(sweep, point), _tail(log_of(sweep, point.key)).splitlines()
-            printed = [line for line in lines if line.strip() and not line.startswith("--- ")]
-            last = printable(printed[-1].strip()) if printed else "nothing was printed"
-            if run is not None and run.status == "crashed":  # what it recorded says more than its last line
+        if num_crashes > sweep.retries:
+            lines = [line for line in printed.splitlines() if line.strip() and not line.startswith("--- ")]
+            last = printable(lines[-1].strip()) if lines else "nothing was printed"
+            if run is not None and status == "crashed":  # what it recorded says more than its last line
                 last = _reason(run)
             times = "" if num_crashes == 1 else f"{num_crashes} times, at last "
             see = f"`rung sweep log {sweep.name} {point.key}`"
-            ended = PointResult(FAILED, "failed", f"crashed {times}with exit code {code}: {last[:300]} ({see})")
-        if ended is not None:
-            return ended
-
-
-def _after(code: int, sweep: Sweep, point: Point, stop: StopRequest) -> PointResult | None:
-    """What an exit code other than 0 means for the point; None: a crash, to be tried again."""
-    run = _run_of(sweep, point)
-    if run is not None and run.status == "diverged":
-        return None  # reported where the loop begins
-    mistake = _sentence(log_of(sweep, point.key))
-    if code == MISTAKE or (sweep.ranks > 1 and mistake and not stop.times()):  # torchrun has exit codes of its own
-        return PointResult(FAILED, "refused", mistake or f"exit code {code}")
-    if stop.times() or code in INTERRUPTED or code == LOST or (run is not None and run.status == "stopped"):
-        return PointResult(STOPPED, "stopped", "another process took it over" if code == LOST else "")
-    return None
+            return PointResult(FAILED, "failed", f"crashed {times}with exit code {code}: {last[:300]} ({see})")
 
 
 def next_step(sweep: Sweep, point: Point, run: Run | None) -> Step | None:
-    """What is to be done for a point that has come as far as this run; None: nothing more."""
+    """The next step of a point whose run has come this far; None: nothing is left to do."""
     where = ("--runs", str(sweep.runs))
     if run is None or (run.status != "finished" and (run.status == "diverged" or not run.checkpoints())):
         why = ("--why", sweep.why) if sweep.why else ()
@@ -162,28 +156,30 @@ class StopRequest:
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep, self._num_asked, self._next_look_s = sweep, 0, 0.0
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopRequest:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         # A second SIGTERM may only say that the driver is gone too; a second SIGINT comes from somebody in a hurry.
         self._num_asked = 2 if self._num_asked and number == signal.SIGINT else max(1, self._num_asked)
 
     def times(self) -> int:
-        """How often it was asked for; twice means at once."""
+        """How often a stop was asked for; twice means at once."""
         now = time.monotonic()
         if not self._num_asked and now >= self._next_look_s:
             self._next_look_s = now + state.BEAT_S
             self._num_asked = int(state.is_asked_to_stop(self._sweep))
         return self._num_asked
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Within it, these signals go to `handler`; outside of the main thread, where none arrives, it does nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = [(number, signal.signal(number, handler)) for number in numbers if is_main]
+    try:
+        yield
+    finally:
+        for number, earlier in before:
+            signal.signal(number, earlier)
 
 
 def follow(command: Sequence[str], log: Path, stop: StopRequest, claim: state.Claim) -> int:
@@ -241,24 +237,13 @@ def dies_with_parent() -> Callable[[], None] | None:
     return in_child
 
 
-def _run_of(sweep: Sweep, point: Point) -> Run | None:
-    return state.best_of(state.runs_of(sweep).get(point.key, []))
-
-
 def log_of(sweep: Sweep, key: str) -> Path:
-    """Where everything lies that was printed for a point."""
+    """The file that holds all that was printed for a point."""
     return sweep.folder / "logs" / f"{key}.log"
 
 
 def _reason(run: Run) -> str:
     return printable(str(run.document.get("reason") or "no reason is recorded"))
-
-
-def _sentence(log: Path) -> str:
-    """The last message of rung about a mistake of the user; empty where the last command printed none."""
-    last = _tail(log).rpartition("\n--- ")[2]
-    found = re.findall(r"^(?:\[rank\d+\]: ?)?rung: (.*?)(?=\n\S|\Z)", last, re.M | re.S)
-    return visible(found[-1].strip())[:1500] if found else ""
 
 
 def _tail(log: Path) -> str:

@@ -10,7 +10,6 @@ draws.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import math
 import os
@@ -26,7 +25,7 @@ from rung.runs.query import Run, nearest
 from rung.sweep.launch import Launcher, ReportState
 from rung.sweep.plan import add_points
 from rung.sweep.space import Point, Sweep, point_of
-from rung.sweep.state import runs_of, state_of
+from rung.sweep.state import last_claim, run_of, state_of
 from rung.text import one_line
 
 JOURNAL = "search.journal"
@@ -55,7 +54,7 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """How many there are, by steps."""
+        """The number of steps, with both ends."""
         return math.floor((self.high - self.low) / (self.step or 1) + 1e-9) + 1
 
 
@@ -72,14 +71,14 @@ class Settings:
 
     @property
     def num_trials(self) -> int:
-        """A grid has no more than its combinations."""
+        """The trials that were asked for; of a grid at most its combinations."""
         if self.sampler != "grid":
             return self.trials
         sizes = (len(one) if isinstance(one, tuple) else one.num_values for one in self.space.values())
         return min(self.trials, math.prod(sizes))
 
     def combination(self, number: int) -> dict[str, Any]:
-        """One of a grid, the last key moving fastest; choices by their place in the list."""
+        """Combination `number` of a grid, the last key moving fastest; choices by their place in the list."""
         found: dict[str, Any] = {}
         for name, one in reversed(list(self.space.items())):
             number, place = divmod(number, len(one) if isinstance(one, tuple) else one.num_values)
@@ -108,7 +107,7 @@ def read_settings(tree: Mapping[str, Any]) -> Settings:
     found: dict[str, Range | Choices] = {}
     for name, given in space.items():
         try:
-            found[str(name)] = _dimension(given, sampler == "grid")
+            found[str(name)] = _parse_values(given, sampler == "grid")
         except ValueError as error:
             wrong.append(f"search: {name}{error}")
     if wrong:
@@ -116,8 +115,8 @@ def read_settings(tree: Mapping[str, Any]) -> Settings:
     return Settings(trials, str(metric), direction, sampler, seed, found)
 
 
-def _dimension(given: Any, is_grid: bool) -> Range | Choices:
-    """What one key may be. Raises ValueError with what follows its name in a sentence."""
+def _parse_values(given: Any, is_grid: bool) -> Range | Choices:
+    """The values that one key may take. The text of a ValueError follows the key's name in a sentence."""
     if isinstance(given, list):
         if not given:
             raise ValueError(" has no values; give at least one")
@@ -170,9 +169,44 @@ class Search:
     """The search of a sweep, which has been kept (plan.keep): its points are added to the plan as they are asked."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self.settings = read_settings(sweep.search or {})
+        self.settings = settings = read_settings(sweep.search or {})
         self.sweep = sweep
-        self._study = _open(sweep, self.settings)
+        try:
+            import optuna
+        except ImportError:
+            raise UserError(
+                "a search needs Optuna, which is not installed; pip install 'rung[search]'.", code="not-installed"
+            ) from None
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        file = sweep.folder / JOURNAL
+        direction = {"lower": "minimize", "higher": "maximize"}[settings.direction]
+        space = {name: list(one) if isinstance(one, tuple) else vars(one) for name, one in settings.space.items()}
+        meant = {"metric": settings.metric, "direction": direction, "space": plain(space)}
+        try:
+            with _quiet():
+                if file.exists():
+                    with locked(file):  # a killed process may have left its last line unfinished
+                        data = file.read_bytes()
+                        if data[-1:] not in (b"", b"\n"):
+                            os.truncate(file, data.rfind(b"\n") + 1)
+                lock: Any = _Lock(file)
+                storage = JournalStorage(JournalFileBackend(str(file), lock))
+                self._study = optuna.create_study(
+                    storage=storage, study_name="search", direction=direction, load_if_exists=True
+                )
+                before = self._study.user_attrs.get(_SPACE)
+                if before is None:
+                    self._study.set_user_attr(_SPACE, meant)
+        except OSError as error:
+            raise refused(str(file), error) from error
+        if before not in (None, meant):
+            raise ConfigError(
+                f"search: metric, direction or space of {sweep.name} have changed since its first trial, so what was "
+                f"learned does not hold; call the sweep something else with --name NAME, or remove {file}.",
+                code="sweep-mismatch",
+            )
         self._asked: dict[str, Point] = {}  # by this process, and not answered yet
         self._points: dict[int, Point] = {}  # by the number of their trial
 
@@ -227,8 +261,17 @@ class Search:
 
     def _suggest(self) -> Point | None:
         """A new trial; one that suggests what another has answered is answered at once and counts."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
         from optuna.samplers import RandomSampler, TPESampler
 
+        space: dict[str, Any] = {}
+        for name, one in self.settings.space.items():
+            if isinstance(one, tuple):  # by their place in the list: Optuna takes no lists or mappings as values
+                space[name] = CategoricalDistribution(list(range(len(one))))
+            elif one.is_whole:
+                space[name] = IntDistribution(int(one.low), int(one.high), one.is_log, int(one.step or 1))
+            else:
+                space[name] = FloatDistribution(one.low, one.high, one.is_log, one.step)
         while (number := len(self._trials("RUNNING", "COMPLETE", "PRUNED", "FAIL"))) < self.settings.num_trials:
             text = f"{self.settings.seed}/{number}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
@@ -239,7 +282,7 @@ class Search:
                 self._study.sampler = RandomSampler(seed=seed)
             if self.settings.sampler == "grid" and not self._trials("WAITING"):  # one may wait since a kill
                 self._study.enqueue_trial(self.settings.combination(number))
-            trial = self._study.ask(_distributions(self.settings.space))
+            trial = self._study.ask(space)
             point = self._point(trial)
             twins = [
                 other
@@ -291,7 +334,7 @@ def drive(search: Search, launcher: Launcher, report: ReportState, at_once: int 
 def outcome(search: Search, point: Point) -> Outcome:
     """What became of a point: the best eval of its run, by the metric of the search."""
     sweep, settings = search.sweep, search.settings
-    found = state_of(sweep, point, runs_of(sweep).get(point.key, []))
+    found = state_of(sweep, last_claim(sweep, point.key), run_of(sweep, point.key))
     if found.run is not None and found.run.status == "finished":
         value = best_value(found.run, settings.metric, settings.direction == "lower")
         return Outcome(value, "finished") if math.isfinite(value) else Outcome(None, "diverged")
@@ -314,61 +357,8 @@ def best_value(run: Run, metric: str, is_lower_better: bool) -> float:
     return (min if is_lower_better else max)(finite) if finite else math.nan
 
 
-def _distributions(space: Mapping[str, Range | Choices]) -> dict[str, Any]:
-    """Choices go by their place in the list: Optuna takes no lists or mappings as values."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    found: dict[str, Any] = {}
-    for name, one in space.items():
-        if isinstance(one, tuple):
-            found[name] = CategoricalDistribution(list(range(len(one))))
-        elif one.is_whole:
-            found[name] = IntDistribution(int(one.low), int(one.high), one.is_log, int(one.step or 1))
-        else:
-            found[name] = FloatDistribution(one.low, one.high, one.is_log, one.step)
-    return found
-
-
-def _open(sweep: Sweep, settings: Settings) -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "a search needs Optuna, which is not installed; pip install 'rung[search]'.", code="not-installed"
-        ) from None
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    file = sweep.folder / JOURNAL
-    direction = {"lower": "minimize", "higher": "maximize"}[settings.direction]
-    ranges = {k: list(one) if isinstance(one, tuple) else dataclasses.asdict(one) for k, one in settings.space.items()}
-    meant = {"metric": settings.metric, "direction": direction, "space": plain(ranges)}
-    try:
-        with _quiet():
-            if file.exists():
-                with locked(file):  # a killed process may have left its last line unfinished
-                    data = file.read_bytes()
-                    if data[-1:] not in (b"", b"\n"):
-                        os.truncate(file, data.rfind(b"\n") + 1)
-            lock: Any = _Lock(file)
-            storage = JournalStorage(JournalFileBackend(str(file), lock))
-            study = optuna.create_study(storage=storage, study_name="search", direction=direction, load_if_exists=True)
-            before = study.user_attrs.get(_SPACE)
-            if before is None:
-                study.set_user_attr(_SPACE, meant)
-    except OSError as error:
-        raise refused(str(file), error) from error
-    if before not in (None, meant):
-        raise ConfigError(
-            f"search: metric, direction or space of {sweep.name} have changed since its first trial, so what was "
-            f"learned does not hold; call the sweep something else with --name NAME, or remove {file}.",
-            code="sweep-mismatch",
-        )
-    return study
-
-
 class _Lock:
-    """Of the journal, for Optuna, whose own one outlives a killed process by half a minute."""
+    """A lock on the journal for Optuna, whose own lock outlives a killed process by half a minute."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._held = file, contextlib.ExitStack()
@@ -383,7 +373,7 @@ class _Lock:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna reports every trial on stderr, and warns of parts that it calls experimental."""
+    """Silences Optuna, which reports every trial on stderr and warns of parts that it calls experimental."""
     import optuna
 
     before = optuna.logging.get_verbosity()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -39,7 +38,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What sets it apart, as a person reads it."""
+        """`varies` as a person reads it."""
         return " ".join(f"{name}={one_line(value)}" for name, value in self.varies.items()) or self.key
 
 
@@ -77,42 +76,36 @@ class Sweep:
         raise UserError(message, code="no-point")
 
 
-def grid_points(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The product of the grid, each combined with each listed point; the last key of the grid moves fastest."""
-    products = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
-    return [{**one, **product} for one in listed or [{}] for product in products]
-
-
 def make_point(recipe: str, shared: Sequence[str], varies: Mapping[str, Any]) -> Point:
     """The point with these values on top of the words that all points share."""
-    words = (*shared, *(word(name, value) for name, value in varies.items()))
+    words = (*shared, *(override(name, value) for name, value in varies.items()))
     return Point(key_of(recipe, words), words, dict(varies))
 
 
 def point_of(sweep: Sweep, varies: Mapping[str, Any]) -> Point:
-    """A further point of this sweep."""
+    """The point of this sweep with these values."""
     return make_point(sweep.recipe, sweep.words, varies)
 
 
-def word(name: str, value: Any) -> str:
+def override(name: str, value: Any) -> str:
     """`name=value` that the command line reads back as this value."""
     if not _NAME.fullmatch(name):
         message = f"{one_line(name)!r} is not a key; write it with dots, such as lr.learning_rate"
         raise ConfigError(message, code="no-key")
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_overrides([f"x={value}"]) == {"x": value}:
         return f"{name}={value}"
-    return f"{name}={_flow(value)}"
+    return f"{name}={_to_yaml(value)}"
 
 
-def _flow(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     """A value in one line of YAML; JSON is close, but has no infinity and splits rare characters in two."""
     if isinstance(value, str):
         signs = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
         return f'"{"".join(signs)}"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(str(name))}: {_flow(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_to_yaml(str(name))}: {_to_yaml(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(_to_yaml, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if value != value else ".inf" if value > 0 else "-.inf"
     return json.dumps(value)
@@ -121,38 +114,34 @@ def _flow(value: Any) -> str:
 def key_of(recipe: str, words: Sequence[str]) -> str:
     """A short name for what these words train; the same for every spelling and order of them."""
     plain, files = split_files(words)
-    meant = [recipe, [_held(file) for file in files], sorted({leaf for one in plain for leaf in _meant(one)})]
+    held = []
+    for file in files:
+        try:
+            stat = os.stat(file)
+        except OSError:
+            raise ConfigError(f"no config file {file}", code="no-file") from None
+        held.append(_keys_of_file(file, stat.st_mtime_ns, stat.st_size))
+    meant = [recipe, held, sorted({leaf for one in plain for leaf in _keys_of_word(one)})]
     return hashlib.blake2b(json.dumps(meant).encode(), digest_size=_KEY_BYTES).hexdigest()
 
 
 @functools.lru_cache(4096)  # the points of a grid share most of their words, and reading one takes a millisecond
-def _meant(one: str) -> tuple[str, ...]:
-    """Each key that a word sets, with its value, in one spelling."""
-    if one.startswith("preset="):
-        return (one,)
-    return tuple(f"{name}={json.dumps(value)}" for name, value in _leaves(parse_overrides([one]), ""))
-
-
-def _held(file: str) -> tuple[str, ...]:
-    """Each key that a config file sets, with its value."""
-    try:
-        seen = os.stat(file)
-    except OSError:
-        raise ConfigError(f"no config file {file}", code="no-file") from None
-    return _read(file, seen.st_mtime_ns, seen.st_size)
+def _keys_of_word(one: str) -> tuple[str, ...]:
+    return (one,) if one.startswith("preset=") else tuple(_leaves(parse_overrides([one]), ""))
 
 
 @functools.lru_cache(64)
-def _read(file: str, _changed_ns: int, _size: int) -> tuple[str, ...]:
-    return tuple(sorted(f"{name}={json.dumps(value)}" for name, value in _leaves(load_file(Path(file)), "")))
+def _keys_of_file(file: str, _changed_ns: int, _size: int) -> tuple[str, ...]:
+    return tuple(sorted(_leaves(load_file(Path(file)), "")))
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, name: str) -> Iterator[str]:
+    """Each key with its value, in one spelling."""
     if isinstance(value, Mapping) and value:
         for part, one in value.items():
             yield from _leaves(one, f"{name}.{part}" if name else str(part))
     else:
-        yield name, _plain(value)
+        yield f"{name}={json.dumps(_plain(value))}"
 
 
 def split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:

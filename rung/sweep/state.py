@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import itertools
 import os
 import signal
 import uuid
@@ -25,7 +26,7 @@ from rung.runs.marks import BEST, read_mark, saved_steps
 from rung.runs.process import Liveness, liveness, this_process
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import utc_now
-from rung.sweep.space import Point, Sweep
+from rung.sweep.space import Sweep
 
 BEAT_S = 2.0  # between signs of life of a claim, and looks for a request to stop
 OUTCOMES = ("finished", "stopped", "failed", "refused", "again")
@@ -77,7 +78,7 @@ class Claim:
         return not self.path.with_name(f"{key}.{self.number + 1}.json").exists()
 
     def release(self, outcome: str, text: str = "", run: str | None = None) -> None:
-        """Lets go of the point and says what came of it."""
+        """Releases the point and records the outcome."""
         assert outcome in OUTCOMES
         ended = {"outcome": outcome, "text": text, "run": run, "ended": utc_now()}
         try:
@@ -89,28 +90,43 @@ class Claim:
 def last_claim(sweep: Sweep, key: str) -> Claim | None:
     """The claim that counts; None where nobody ever worked on the point."""
     folder = sweep.folder / "claims"
-    return _open(folder, key, _numbers(folder).get(key))
+    return _open(folder, key, _last_numbers(folder).get(key))
 
 
 def held_claims(sweep: Sweep) -> list[Claim]:
-    """The claims of all who work on the sweep now."""
+    """The claims of all processes that work on the sweep now."""
     folder = sweep.folder / "claims"
-    claims = [_open(folder, key, number) for key, number in _numbers(folder).items()]
+    claims = [_open(folder, key, number) for key, number in _last_numbers(folder).items()]
     return [claim for claim in claims if claim is not None and claim.is_held]
 
 
 def take(sweep: Sweep, key: str) -> Claim | None:
-    """The point for this process; None where another one that is alive holds it."""
+    """Claims the point for this process; None where a live process holds it."""
     folder = sweep.folder / "claims"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         while True:
-            last = _open(folder, key, _numbers(folder).get(key))
+            last = _open(folder, key, _last_numbers(folder).get(key))
             if last is not None and last.is_held:
                 return None
-            made = _make(folder, key, last)
-            if made is not None:
-                return made
+            number = last.number + 1 if last else 1
+            document = {
+                "process": this_process(),
+                "taken": utc_now(),
+                "outcome": None,
+                "after": {"outcome": last.outcome, "text": last.text} if last else None,
+                "again": last.document.get("again") if last else None,
+            }
+            path, beside = folder / f"{key}.{number}.json", folder / f".{key}.{uuid.uuid4().hex}.part"
+            try:
+                beside.write_bytes(to_json(document) + b"\n")
+                os.link(beside, path)  # whole from the first moment, and there is one winner
+                return Claim(path, number, document)
+            except FileExistsError:
+                continue
+            finally:
+                with contextlib.suppress(OSError):
+                    beside.unlink()
     except OSError as error:
         raise refused(str(folder), error) from error
 
@@ -122,26 +138,7 @@ def try_again(sweep: Sweep, key: str) -> None:
         dataclasses.replace(claim, document={**claim.document, "again": utc_now()}).release("again")
 
 
-def _make(folder: Path, key: str, last: Claim | None) -> Claim | None:
-    number = last.number + 1 if last else 1
-    after = {"outcome": last.outcome, "text": last.text} if last else None
-    again = last.document.get("again") if last else None
-    document = {"process": this_process(), "taken": utc_now(), "outcome": None, "after": after, "again": again}
-    path = folder / f"{key}.{number}.json"
-    beside = folder / f".{key}.{uuid.uuid4().hex}.part"
-    try:
-        beside.write_bytes(to_json(document) + b"\n")
-        try:
-            os.link(beside, path)  # whole from the first moment, and there is one winner
-        except FileExistsError:
-            return None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-    return Claim(path, number, document)
-
-
-def _numbers(folder: Path) -> dict[str, int]:
+def _last_numbers(folder: Path) -> dict[str, int]:
     """Key -> the number of its last claim."""
     found: dict[str, int] = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -197,14 +194,12 @@ def allow_again(sweep: Sweep) -> None:
     (sweep.folder / _STOP).unlink(missing_ok=True)
 
 
-def runs_of(sweep: Sweep, experiment: str | None = None) -> dict[str, list[Run]]:
-    """Key -> the runs of that point, oldest first; of one experiment, or of all, as a run may have been moved.
+def runs_of(sweep: Sweep) -> dict[str, list[Run]]:
+    """Key -> the runs of that point, oldest first; of all experiments, as a run may have been moved.
 
     One that was made elsewhere and serves the point comes before those that were made for it."""
     found: dict[str, list[Run]] = {}
-    if experiment is not None and not (sweep.runs / experiment).is_dir():
-        return found
-    for run in list_runs(sweep.runs, experiment, []):
+    for run in list_runs(sweep.runs, None, []):
         of = run.document.get("sweep")
         if isinstance(of, dict) and of.get("name") == sweep.name and isinstance(of.get("point"), str):
             found.setdefault(of["point"], []).append(run)
@@ -219,17 +214,20 @@ def runs_of(sweep: Sweep, experiment: str | None = None) -> dict[str, list[Run]]
 
 def best_of(runs: Sequence[Run]) -> Run | None:
     """The run that counts for a point: one that finished, else one that runs, else one to resume, else the newest."""
-    newest = list(reversed(runs))
-    for status in ("finished", "running"):
-        for run in newest:
-            if run.status == status:
-                return run
+    newest = runs[::-1]
+    finished = (run for run in newest if run.status == "finished")
+    running = (run for run in newest if run.status == "running")
     to_resume = (run for run in newest if run.status != "diverged" and run.checkpoints())
-    return next(to_resume, newest[0] if newest else None)
+    return next(itertools.chain(finished, running, to_resume, newest), None)
+
+
+def run_of(sweep: Sweep, key: str) -> Run | None:
+    """The run that counts for the point of this key."""
+    return best_of(runs_of(sweep).get(key, []))
 
 
 def is_hopeless(run: Run, claim: Claim | None) -> bool:
-    """Whether it diverged, and would again, and nobody has asked for another try since."""
+    """Whether the run diverged, as it would again, and nobody has asked for another try since."""
     again = str((claim.document.get("again") if claim else None) or "")
     return run.status == "diverged" and str(run.document.get("created")) > again
 
@@ -257,12 +255,8 @@ class State:
     is_final: bool = False  # failed for good: left alone until somebody asks for another try
 
 
-def state_of(sweep: Sweep, point: Point, runs: Sequence[Run]) -> State:
-    """How a point stands now, out of its claim and its runs."""
-    return _state(sweep, last_claim(sweep, point.key), best_of(runs))
-
-
-def _state(sweep: Sweep, claim: Claim | None, run: Run | None) -> State:
+def state_of(sweep: Sweep, claim: Claim | None, run: Run | None) -> State:
+    """How a point stands, by its last claim and the run that counts for it."""
     if claim is not None and claim.is_held:
         return State("running", claim.where, claim.life().text, run)
     if run is not None and run.status == "running":
@@ -289,6 +283,6 @@ def _state(sweep: Sweep, claim: Claim | None, run: Run | None) -> State:
 def states(sweep: Sweep) -> dict[str, State]:
     """Key -> how the point stands, in the order of the plan."""
     folder = sweep.folder / "claims"
-    numbers, runs = _numbers(folder), runs_of(sweep)
+    numbers, runs = _last_numbers(folder), runs_of(sweep)
     claims = {one.key: _open(folder, one.key, numbers.get(one.key)) for one in sweep.points}
-    return {key: _state(sweep, claim, best_of(runs.get(key, []))) for key, claim in claims.items()}
+    return {key: state_of(sweep, claim, best_of(runs.get(key, []))) for key, claim in claims.items()}

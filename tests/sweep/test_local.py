@@ -192,9 +192,9 @@ def test_only_a_second_ctrl_c_keeps_trainings_from_saving(tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local.os, "write", lambda fd, data: os.close(-1))
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
-            work._ask(number, None)
+            work.on_signal(number, None)
     assert child.signals == [signal.SIGTERM]
-    work._ask(signal.SIGINT, None)
+    work.on_signal(signal.SIGINT, None)
     assert child.signals == [signal.SIGTERM, signal.SIGINT]
 
 

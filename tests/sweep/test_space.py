@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rung.config import parse_overrides
 from rung.errors import UserError
 from rung.sweep.plan import add_points, find_sweep, keep, load, read_plan, sweeps
-from rung.sweep.space import key_of, make_point, point_of, word
+from rung.sweep.space import key_of, make_point, override, point_of
 from tests.errors import raises_code
 from tests.sweep.made import made_sweep, sweep_file
 
@@ -25,12 +25,12 @@ NAMES = st.lists(st.sampled_from(["seed", "lr.learning_rate", "model.width", "wh
 
 @given(VALUES)
 def test_a_word_is_read_back_as_the_value_it_was_made_of(value: Any) -> None:
-    assert parse_overrides([word("a.b", value)]) == {"a": {"b": value}}
+    assert parse_overrides([override("a.b", value)]) == {"a": {"b": value}}
 
 
 @given(NAMES, st.data())
 def test_a_key_does_not_depend_on_the_order_of_the_words(names: list[str], data: st.DataObject) -> None:
-    words = [word(name, data.draw(SCALARS)) for name in names]
+    words = [override(name, data.draw(SCALARS)) for name in names]
     mixed = data.draw(st.permutations(words))
     assert key_of("piano", mixed) == key_of("piano", words)
 

@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rung.sweep.launch.needs import whole
+from rung.sweep.launch import int_option
 from rung.sweep.point import command_of, dies_with_parent
 from rung.sweep.space import Point, Sweep
 
@@ -32,7 +32,7 @@ class Child:
     @classmethod
     def of(cls, sweep: Sweep, point: Point) -> Child:
         env = {name: value for name, value in os.environ.items() if name.startswith("RUNG_") or name == "PYTHONPATH"}
-        threads = str(whole(sweep, "threads", 1))
+        threads = str(int_option(sweep, "threads", 1))
         env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         return cls(tuple(command_of(sweep, point)), str(sweep.folder), os.getcwd(), env)
 

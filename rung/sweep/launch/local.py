@@ -14,17 +14,16 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rung.errors import ConfigError
 from rung.runs.files import refused
 from rung.sweep import state
-from rung.sweep.launch import ReportState
-from rung.sweep.launch.needs import whole
-from rung.sweep.point import FINISHED, INTERRUPTED, STOPPED, command_of, dies_with_parent
+from rung.sweep.launch import ReportState, int_option
+from rung.sweep.point import FINISHED, INTERRUPTED, STOPPED, command_of, dies_with_parent, handling
 from rung.sweep.space import Point, Sweep
 from rung.text import one_line
 
@@ -57,7 +56,7 @@ class LocalLauncher:
     @classmethod
     def of(cls, sweep: Sweep) -> LocalLauncher:
         """As many slots as the sweep file asks for, or as the machine has room for."""
-        threads = whole(sweep, "threads", 1)
+        threads = int_option(sweep, "threads", 1)
         env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         gpus = sweep.launch.get("gpus")
         if gpus:
@@ -75,19 +74,22 @@ class LocalLauncher:
             return cls([Slot(f"gpu {name}", {**env, "CUDA_VISIBLE_DEVICES": name}) for name in names])
         wanted = sweep.launch.get("slots")
         room = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num = max(1, room // (threads * sweep.ranks)) if wanted in (None, "auto") else whole(sweep, "slots", 1)
+        num = max(1, room // (threads * sweep.ranks)) if wanted in (None, "auto") else int_option(sweep, "slots", 1)
         return cls([Slot(f"slot {i}", env) for i in range(num)])
 
     def run(self, sweep: Sweep, points: Sequence[Point], report: ReportState) -> None:
         work = _Scheduler(sweep, report, list(points), list(self.slots))
-        with work.listening():
+        with handling(work.on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             try:
-                while work.is_left():
+                while work.going or (work.waiting and work.may_start()):
                     work.collect()
                     work.start()
                     time.sleep(POLL_S)
-            except BaseException:
-                work.stop()
+            except BaseException:  # an error of our own: the points save, and we wait for them
+                for one in work.going:
+                    one.child.send_signal(signal.SIGTERM)
+                for one in work.going:
+                    one.child.wait()
                 raise
         if work.num_asked:
             raise KeyboardInterrupt
@@ -106,46 +108,40 @@ class _Scheduler:
     held: dict[str, float] = field(default_factory=dict)  # key -> when to look again at what another process holds
     num_asked: int = 0
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Turns the signals that stop us into a stop request for the points."""
-        before: dict[int, Any] = {}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, self._ask)
-        try:
-            yield
-        finally:
-            for stopped_by, handler in before.items():
-                signal.signal(stopped_by, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.num_asked and number != signal.SIGINT:
             return  # a terminal that closes says so twice; only Ctrl-C comes from somebody in a hurry
         self.num_asked += 1
         if self.num_asked == 1:  # straight to the descriptor: a display must not be entered from a signal
             with contextlib.suppress(OSError):  # of a terminal that is gone
                 os.write(2, b"\nstopping: the trainings save first; Ctrl-C again does not let them\n")
-        self._signal(signal.SIGTERM if self.num_asked == 1 else signal.SIGINT)
-
-    def _signal(self, number: signal.Signals) -> None:
         for one in self.going:
-            one.child.send_signal(number)
+            one.child.send_signal(signal.SIGTERM if self.num_asked == 1 else signal.SIGINT)
 
     def may_start(self) -> bool:
         return not self.num_asked and not state.is_asked_to_stop(self.sweep)
-
-    def is_left(self) -> bool:
-        return bool(self.going) or (bool(self.waiting) and self.may_start())
 
     def start(self) -> None:
         """Fills the free slots with points that nobody else works on."""
         for point in list(self.waiting):
             if not self.free or not self.may_start():
                 return
-            if not self._is_ours(point):
+            # One that another process works on is looked at again later; one that has ended there is done.
+            now = time.monotonic()
+            if self.held.get(point.key, 0.0) > now:
+                continue
+            claim = state.last_claim(self.sweep, point.key)
+            if claim is not None and claim.is_held:
+                if point.key not in self.held:
+                    self.report(point.key, "running", claim.where)
+                self.held[point.key] = now + LOOK_S
+                continue
+            self.waiting.remove(point)
+            if point.key in self.held and claim is not None and claim.outcome in ("finished", "failed"):
+                self.report(point.key, claim.outcome, claim.text or claim.where)
                 continue
             slot = self.free.pop(0)
-            self.waiting.remove(point)
             try:
                 child = subprocess.Popen(
                     command_of(self.sweep, point),
@@ -163,25 +159,8 @@ class _Scheduler:
             if self.num_asked:  # between the look and the start
                 self.going[-1].child.send_signal(signal.SIGTERM)
 
-    def _is_ours(self, point: Point) -> bool:
-        """False while another process works on the point; when that has finished it, nothing is left to do."""
-        now = time.monotonic()
-        if self.held.get(point.key, 0.0) > now:
-            return False
-        claim = state.last_claim(self.sweep, point.key)
-        if claim is None or not claim.is_held:
-            if point.key in self.held and claim is not None and claim.outcome in ("finished", "failed"):
-                self.waiting.remove(point)
-                self.report(point.key, claim.outcome, claim.text or claim.where)
-                return False
-            return True
-        if point.key not in self.held:
-            self.report(point.key, "running", claim.where)
-        self.held[point.key] = now + LOOK_S
-        return False
-
     def collect(self) -> None:
-        """Takes note of the points that have ended."""
+        """Reports points that have ended, and queues those that are to continue."""
         for one in list(self.going):
             code = one.child.poll()
             if code is None:
@@ -204,9 +183,3 @@ class _Scheduler:
             else:
                 claim = state.last_claim(self.sweep, key)
                 self.report(key, "failed", claim.text if claim is not None and claim.outcome else f"exit code {code}")
-
-    def stop(self) -> None:
-        """After an error of our own: tells the points to save, and waits for them."""
-        self._signal(signal.SIGTERM)
-        for one in self.going:
-            one.child.wait()

@@ -15,16 +15,15 @@ import socket
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rung.errors import ConfigError, RunError, UserError
-from rung.sweep.launch import ReportState
+from rung.sweep.launch import ReportState, Resources, dict_option
 from rung.sweep.launch.child import Child
-from rung.sweep.launch.needs import Needs, table
-from rung.sweep.point import FINISHED, STOPPED
+from rung.sweep.point import FINISHED, STOPPED, handling
 from rung.sweep.space import Point, Sweep
 from rung.sweep.state import is_asked_to_stop, last_claim
 from rung.text import one_line
@@ -57,6 +56,11 @@ class RayLauncher:
             raise UserError(message, code="not-installed") from None
         wanted = _resources(sweep)
         children = [(point, Child.of(sweep, point)) for point in points]
+
+        def stop(number: int, frame: FrameType | None) -> None:  # as Ctrl-C does; Ray would print a trace and abort
+            signal.signal(number, signal.SIG_IGN)
+            raise KeyboardInterrupt
+
         with _cluster(ray, self.address) as is_own:
             lack = _lack(ray.nodes(), wanted)
             if lack and is_own:
@@ -64,7 +68,7 @@ class RayLauncher:
                 raise UserError(message, code="too-large")
             own = {f"num_{name.lower()}s": wanted.pop(name) for name in ("CPU", "GPU")}
             task = ray.remote(max_retries=0, memory=wanted.pop("memory"), resources=wanted, **own)(run_point)
-            with _heeding():
+            with handling(stop, signal.SIGTERM, signal.SIGHUP):
                 _Placement(ray, task, sweep, report, lack).run(children)
 
 
@@ -109,9 +113,12 @@ class _Placement:
             for point, child in children:
                 self._place(point, child)
             while self._going:
-                self._look(self._restart)
-        except BaseException:
-            self._stop()
+                self._look()
+        except BaseException:  # every training saves and ends before we do; a second Ctrl-C does not wait
+            for task in list(self._going):
+                self._ray.cancel(task)
+            while self._going:
+                self._look(is_stopping=True)
             raise
 
     def _place(self, point: Point, child: Child) -> None:
@@ -120,9 +127,8 @@ class _Placement:
         self._going[self._task.remote(child, str(sign))] = point, child, sign
         self._report(point.key, "waiting", self._lack)
 
-    def _look(self, after: Callable[[Point, Child, Any], object]) -> None:
-        """Waits a moment, and calls `after` with the end of each task: an exit code, a sentence of run_point, or what
-        Ray says of a task that was lost."""
+    def _look(self, is_stopping: bool = False) -> None:
+        """Waits a moment and reports what is new; a point that was stopped or lost is placed again."""
         done, _ = self._ray.wait(list(self._going), timeout=POLL_S)
         there = set(os.listdir(self._signs))
         for point, _, sign in self._going.values():
@@ -132,55 +138,39 @@ class _Placement:
         for task in done:
             point, child, sign = self._going.pop(task)
             sign.unlink(missing_ok=True)
+            where = self._where.pop(point.key, "")
             try:
-                end = self._ray.get(task)
+                end = self._ray.get(task)  # an exit code, or why the point cannot start there
             except self._ray.exceptions.TaskCancelledError:
                 end = STOPPED
             except self._ray.exceptions.RayTaskError:
                 raise  # a fault of run_point, which is ours
             except self._ray.exceptions.RayError as error:
                 end = error
-            after(point, child, end)
-            self._where.pop(point.key, None)
-
-    def _restart(self, point: Point, child: Child, end: Any) -> None:
-        """Reports how a point ended, and places it again where it was stopped or lost."""
-        if isinstance(end, str):
-            raise RunError(end, code="no-folder")
-        state = self._tell(point, child, end)
-        if state in ("stopped", "lost") and not is_asked_to_stop(self._sweep):
-            self._where.pop(point.key, None)
+            if isinstance(end, str) and not is_stopping:
+                raise RunError(end, code="no-folder")
+            if isinstance(end, str):
+                state, where = "failed", end
+            elif isinstance(end, Exception) or end < 0:
+                why = type(end).__name__ if isinstance(end, Exception) else signal.Signals(-end).name
+                state, where = "lost", f"{where} {why}".strip()
+            elif end in (FINISHED, STOPPED):
+                state = "finished" if end == FINISHED else "stopped"
+            else:
+                claim = last_claim(self._sweep, point.key)
+                state, where = "failed", (claim.text if claim else "") or where
+            self._report(point.key, state, where)
+            if is_stopping or state not in ("stopped", "lost") or is_asked_to_stop(self._sweep):
+                continue
             if self._starts[point.key] < MOST_STARTS:
                 self._place(point, child)
             else:
                 self._report(point.key, "failed", f"{state} {MOST_STARTS} times")
 
-    def _tell(self, point: Point, child: Child, end: Any) -> str:
-        where = self._where.get(point.key, "")
-        if isinstance(end, str):
-            state, where = "failed", end
-        elif isinstance(end, Exception) or end < 0:
-            why = type(end).__name__ if isinstance(end, Exception) else signal.Signals(-end).name
-            state, where = "lost", f"{where} {why}".strip()
-        elif end in (FINISHED, STOPPED):
-            state = "finished" if end == FINISHED else "stopped"
-        else:
-            claim = last_claim(self._sweep, point.key)
-            state, where = "failed", (claim.text if claim else "") or where
-        self._report(point.key, state, where)
-        return state
-
-    def _stop(self) -> None:
-        """Returns when every training has saved and ended; a second Ctrl-C does not wait."""
-        for task in list(self._going):
-            self._ray.cancel(task)
-        while self._going:
-            self._look(self._tell)
-
 
 @contextlib.contextmanager
 def _cluster(ray: Any, address: str | None) -> Iterator[bool]:
-    """Joins a cluster, or starts one that is gone at the end. Gives whether it is our own."""
+    """Joins a cluster, or starts one that ends with the sweep; yields whether it is our own."""
     if ray.is_initialized():
         yield False
         return
@@ -204,30 +194,11 @@ def _cluster(ray: Any, address: str | None) -> Iterator[bool]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def _heeding() -> Iterator[None]:
-    """SIGTERM and SIGHUP are what Ctrl-C is, once. Ray would print where it was and abort."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # not in the main thread, where no signal arrives
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for heeded, handler in before.items():
-            signal.signal(heeded, handler)
-
-
 def _resources(sweep: Sweep) -> dict[str, float]:
     """What a point takes, by Ray's names."""
-    needs = Needs.of(sweep)
+    needs = Resources.of(sweep)
     own = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": (needs.mem_gb or 0) * 2**30}
-    more = table(sweep, "resources")
+    more = dict_option(sweep, "resources")
     for name, value in more.items():
         if name in own or isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise ConfigError(

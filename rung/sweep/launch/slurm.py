@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 
 from rung.errors import RunError, UserError
 from rung.runs.files import read_json, write_json
-from rung.sweep.launch import ReportState
+from rung.sweep.launch import ReportState, Resources, dict_option, int_option, list_option, text_option
 from rung.sweep.launch.child import Child
-from rung.sweep.launch.needs import Needs, line, lines, table, whole
 from rung.sweep.plan import load
 from rung.sweep.point import FINISHED, STOPPED
 from rung.sweep.space import Point, Sweep
@@ -95,7 +94,19 @@ class SlurmLauncher:
         self._poll_s = poll_s
 
     def run(self, sweep: Sweep, points: Sequence[Point], report: ReportState) -> None:
-        executor = _executor(sweep)
+        if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+            message = "there is no sbatch on this machine: start the sweep on a login node of SLURM, or use --on local."
+            raise UserError(message, code="no-cluster")
+        try:
+            import submitit
+        except ImportError:
+            message = "--on slurm needs the package submitit: pip install 'rung[slurm]'"
+            raise UserError(message, code="not-installed") from None
+        if "%" in str(sweep.folder):
+            message = f"SLURM reads % in a path as a pattern: move {sweep.folder} to a folder without, by --runs."
+            raise UserError(message, code="bad-name")
+        executor = submitit.SlurmExecutor(folder=str(sweep.folder / "slurm"), max_num_timeout=MOST_REQUEUES)
+        executor.update_parameters(**_parameters(sweep))
         following = _JobTracker(sweep, executor, report, points)
         try:
             following.begin()
@@ -147,13 +158,38 @@ class _JobTracker:
         )
 
     def _end(self, key: str, job: Job) -> bool:
-        """Reports how a job ended; True where the point is to be started again."""
-        outcome, value = _result(self._folder, self._jobs[key])
+        """Reports how a job ended that is no longer in the queue; True where the point is to be started again."""
+        from submitit.core import utils
+
+        # What submitit leaves at the end: ("success", exit code) or ("error", a traceback).
+        outcome: str | None = None
+        value: Any = None
+        with contextlib.suppress(OSError, EOFError):
+            paths = utils.JobPaths(self._folder, job_id=self._jobs[key], task_id=0)
+            outcome, value = utils.pickle_load(paths.result_pickle)
         if outcome is None and job.state not in ("CANCELLED", *_IS_LOST):
             since = self._missing_since.setdefault(key, time.monotonic())
             if time.monotonic() - since < LATE_S:
                 return False
-        state, where = self._state_at_end(key, job, outcome, value)
+        where = f"job {self._jobs[key]}"
+        if outcome == "success" and value == FINISHED:
+            state = "finished"
+        elif job.state == "CANCELLED":
+            state, where = "stopped", f"{where} was cancelled"
+        elif outcome == "success" and value == STOPPED:
+            state = "stopped"
+        elif outcome == "success" and value < 0:
+            state, where = "lost", f"{where} {signal.Signals(-value).name}"
+        elif outcome == "success":
+            claim = last_claim(self._sweep, key)
+            state, where = "failed", (claim.text if claim else "") or where
+        elif outcome == "error":
+            state, where = "failed", f"{where}: {_last_line(value)}"
+        elif job.state in _IS_LOST:
+            state, where = "lost", f"{where} {job.state.lower()}"
+        else:
+            log = self._folder / f"{self._jobs[key]}_0_log.err"
+            state, where = "failed", f"{where} ended as {job.state.lower()} without a word; see {log}"
         self._tell(key, state, where)
         is_again = state in ("stopped", "lost") and job.state != "CANCELLED" and not is_asked_to_stop(self._sweep)
         if is_again and self._starts[key] >= MOST_STARTS:
@@ -162,27 +198,6 @@ class _JobTracker:
         if not is_again:
             del self._points[key]
         return is_again
-
-    def _state_at_end(self, key: str, job: Job, outcome: str | None, value: Any) -> tuple[str, str]:
-        """State and where, of a job that is no longer in the queue."""
-        where = f"job {self._jobs[key]}"
-        if outcome == "success" and value == FINISHED:
-            return "finished", where
-        if job.state == "CANCELLED":
-            return "stopped", f"{where} was cancelled"
-        if outcome == "success" and value == STOPPED:
-            return "stopped", where
-        if outcome == "success" and value < 0:
-            return "lost", f"{where} {signal.Signals(-value).name}"
-        if outcome == "success":
-            claim = last_claim(self._sweep, key)
-            return "failed", (claim.text if claim else "") or where
-        if outcome == "error":
-            return "failed", f"{where}: {_last_line(value)}"
-        if job.state in _IS_LOST:
-            return "lost", f"{where} {job.state.lower()}"
-        log = self._folder / f"{self._jobs[key]}_0_log.err"
-        return "failed", f"{where} ended as {job.state.lower()} without a word; see {log}"
 
     def _tell(self, key: str, state: str, where: str) -> None:
         if self._reported.get(key) != (state, where):
@@ -214,40 +229,23 @@ class _JobTracker:
 _GONE = Job("GONE", "", "")
 
 
-def _executor(sweep: Sweep) -> Any:
-    if shutil.which("sbatch") is None or shutil.which("squeue") is None:
-        message = "there is no sbatch on this machine: start the sweep on a login node of SLURM, or use --on local."
-        raise UserError(message, code="no-cluster")
-    try:
-        import submitit
-    except ImportError:
-        message = "--on slurm needs the package submitit: pip install 'rung[slurm]'"
-        raise UserError(message, code="not-installed") from None
-    if "%" in str(sweep.folder):
-        message = f"SLURM reads % in a path as a pattern: move {sweep.folder} to a folder without, by --runs."
-        raise UserError(message, code="bad-name")
-    executor = submitit.SlurmExecutor(folder=str(sweep.folder / "slurm"), max_num_timeout=MOST_REQUEUES)
-    executor.update_parameters(**_parameters(sweep))
-    return executor
-
-
 def _parameters(sweep: Sweep) -> dict[str, Any]:
-    """Of sbatch, by submitit's names."""
-    needs = Needs.of(sweep)
+    """Parameters of sbatch, by submitit's names."""
+    needs = Resources.of(sweep)
     path = os.environ.get("PYTHONPATH")  # some clusters start jobs without the environment of whoever submits
     found: dict[str, Any] = {
         "job_name": f"rung-{sweep.name}",
-        "time": whole(sweep, "time", TIME_MIN),
+        "time": int_option(sweep, "time", TIME_MIN),
         "nodes": 1,
         "ntasks_per_node": 1,
-        "cpus_per_task": whole(sweep, "cpus_per_task", needs.cpus),
-        "gpus_per_node": whole(sweep, "gpus_per_node", needs.gpus, low=0) or None,
+        "cpus_per_task": int_option(sweep, "cpus_per_task", needs.cpus),
+        "gpus_per_node": int_option(sweep, "gpus_per_node", needs.gpus, low=0) or None,
         "mem": f"{math.ceil(needs.mem_gb * 1024)}M" if needs.mem_gb else None,
-        "array_parallelism": whole(sweep, "array_parallelism", ARRAY_SIZE),
-        "signal_delay_s": whole(sweep, "signal_delay_s", SIGNAL_DELAY_S),
-        "setup": [*([f"export PYTHONPATH={shlex.quote(path)}"] if path else []), *lines(sweep, "setup")],
-        "additional_parameters": {"requeue": True, **table(sweep, "sbatch")},
-        **{name: line(sweep, name) for name in ("partition", "account", "qos")},
+        "array_parallelism": int_option(sweep, "array_parallelism", ARRAY_SIZE),
+        "signal_delay_s": int_option(sweep, "signal_delay_s", SIGNAL_DELAY_S),
+        "setup": [*([f"export PYTHONPATH={shlex.quote(path)}"] if path else []), *list_option(sweep, "setup")],
+        "additional_parameters": {"requeue": True, **dict_option(sweep, "sbatch")},
+        **{name: text_option(sweep, name) for name in ("partition", "account", "qos")},
     }
     # Without a wckey: submitit would give its own, and a cluster that keeps books on them refuses it.
     return {**{name: value for name, value in found.items() if value is not None}, "wckey": None}
@@ -272,23 +270,11 @@ def _queue() -> dict[str, Job]:
 
 
 def _queue_if_it_answers() -> dict[str, Job] | None:
-    """While following: a controller that restarts loses no jobs, so its silence is no reason to stop."""
+    """None while SLURM is silent: a controller that restarts loses no jobs, so that is no reason to stop."""
     try:
         return _queue()
     except RunError:
         return None
-
-
-def _result(folder: Path, job: str) -> tuple[str | None, Any]:
-    """("success", exit code) or ("error", a traceback), as submitit leaves it at the end; (None, None) before."""
-    from submitit.core import utils
-
-    path = utils.JobPaths(folder, job_id=job, task_id=0).result_pickle
-    try:
-        outcome, value = utils.pickle_load(path)
-    except (OSError, EOFError):
-        return None, None
-    return outcome, value
 
 
 def _last_line(text: Any) -> str:
