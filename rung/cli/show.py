@@ -239,7 +239,7 @@ def _print_metrics(run: Run) -> None:
     has_bad = any(one.num_non_finite for one in found.values())
     rows = []
     # What one looks for comes first, what was asked of the model now and then comes last.
-    first, last = {"loss": 0, "norm": 1, "norm_clipped": 2, "lr": 3}, {"look": 5, "probe": 6}
+    first, last = {"loss": 0, "norm": 1, "norm_clipped": 2, "lr": 3}, {"look": 5, "logits": 5, "probe": 6}
 
     def figure(value: float | None, is_whole: bool) -> str:
         if value is None or (is_whole and math.isfinite(value)):

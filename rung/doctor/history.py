@@ -15,6 +15,7 @@ import numpy as np
 
 from rung.runs.metrics import read_tables, superseded_rows
 from rung.runs.query import Run, is_same_run, open_run
+from rung.runs.renamed import EVENTS, current_metric
 from rung.runs.series import EMPTY as EMPTY
 from rung.runs.series import WINDOW as WINDOW
 from rung.runs.series import Series
@@ -136,21 +137,28 @@ class History:
 
 def read(run: Run, with_parent: bool = True) -> History:
     """Everything in a run's folder. A parent that is gone is no parent."""
-
     recipe = str(run.document.get("recipe") or "")
     evals: dict[str, list[Mapping[str, Any]]] = {}  # by set
     for row in run.evals():
         evals.setdefault(str(row["set"]), []).append({k: v for k, v in row.items() if k != "set"})
     arrays = run.arrays([name for name in run.names() if not name.startswith("eval/")])
+    rows: dict[str, Series] = {}
+    for name, (at, values) in arrays.columns.items():
+        steps, name = arrays.steps[at], current_metric(name)
+        if name in rows:  # a run that was resumed after the name had changed
+            steps, values = np.concatenate([rows[name].steps, steps]), np.concatenate([rows[name].values, values])
+            order = np.argsort(steps, kind="stable")
+            steps, values = steps[order], values[order]
+        rows[name] = Series(steps, values)
     history = History(
         run.id,
         run.status,
         dict(flat(run.config())),
         dict(run.document.get("derived") or {}),
-        {name: Series(arrays.steps[rows], values) for name, (rows, values) in arrays.columns.items()},
+        rows,
         tables_from_rows(read_tables(run.path / "tables")),
         {name: series_from_rows(rows) for name, rows in evals.items()},
-        list(run.events()),
+        [e | {"kind": EVENTS[e["kind"]]} if e.get("kind") in EVENTS else e for e in run.events()],
         superseded=superseded_rows(run.path / "metrics"),
         is_script=recipe in SCRIPTS or recipe.startswith("import "),
         reason=str(run.document.get("reason") or ""),

@@ -153,7 +153,7 @@ def coverage(report: Report) -> str:
     if by_need:
         needs = ", ".join(f"{missing} ({' '.join(rules)})" for missing, rules in sorted(by_need.items()))
         parts.append(f"{len(report.unasked)} had nothing to look at, because the run did not record {needs}")
-    for kind, what in (("no_looks", "activations were not recorded"), ("no_probes", "no probes were made")):
+    for kind, what in (("no_activation_stats", "activations were not recorded"), ("no_probes", "no probes were made")):
         parts += [f"{what}: {event.get('why')}" for event in history.events_of(kind)[:1]]
     if report.early:
         parts.append(

@@ -158,7 +158,7 @@ class _Watch(OpTracer):
                     list(rows),
                     {c: torch.stack([row[c].float() for row in rows.values()]) for c in columns},
                 )
-        return ActivationSummary({f"look/{name}": value for name, value in self._logits.items()}, tables)
+        return ActivationSummary({f"logits/{name}": value for name, value in self._logits.items()}, tables)
 
     def _add(self, kind: str, module: str, columns: Columns | None) -> str:
         """The name of the new row: that of the module, and the number of the call from the second on."""

@@ -378,7 +378,7 @@ class GuardedStep:
             why = f"gradients were finite, but the update would have broken {shown} at step {step}; it was undone"
             return Diverged(step, why, tensors=broken)
         # (activation statistics may be NaN of something that is not there)
-        bad = {k: v for k, v in values.items() if not math.isfinite(v) and not k.startswith("look/")}
+        bad = {k: v for k, v in values.items() if not math.isfinite(v) and not k.startswith("logits/")}
         names = sorted((name for name in bad if name != "norm_clipped"), key=lambda name: name != "loss")
         named = ", ".join(f"{name} {bad[name]:g}" for name in names)
         why = f"{named or 'float16 overflowed at every scale'} at step {step}; the update was not applied"

@@ -87,7 +87,7 @@ class Recorder:
         had_reason = bool(self._stats.reason)
         found = self._stats.take(micros[0], step)
         if self._stats.reason and not had_reason:
-            self.event("no_looks", step=step, why=self._stats.reason)
+            self.event("no_activation_stats", step=step, why=self._stats.reason)
         return found.scalars, {kind: Layered(*table) for kind, table in found.tables.items()}
 
     def host_row(self, step: int, lr: float, micros: Sequence[Micro], measures: bool) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Sums:
     def add(self, loss: Loss, measured: Mapping[str, Part] = {}) -> None:
         parts = [*loss.parts.items(), *measured.items()]
         for name, _ in parts:
-            if name in TAKEN or name.endswith(("/sum", "/count")) or name.startswith(("look/", "probe/")):
+            if name in TAKEN or name.endswith(("/sum", "/count")) or name.startswith(("logits/", "probe/")):
                 raise RecipeError(
                     f"a part or measure of the loss is called {name!r}, a name the engine uses; rename it",
                     code="bad-loss",

@@ -1,6 +1,8 @@
-"""Config keys that have another name, or none, since a run was recorded. The one place that knows the old names.
+"""Config keys, metrics and events that have another name, or none, since a run was recorded: the only place that knows
+the old names.
 
-A run's folder is never rewritten: its config and its sources are read as if they had been written today.
+A run's folder is never rewritten: its config and its sources are read as if they had been written today, and the doctor
+reads its rows and events so.
 """
 
 from __future__ import annotations
@@ -16,6 +18,16 @@ KEYS_OF_RECIPE: dict[str, dict[str, str | None]] = {
     "text": {"stage": None, "loss_masking": None},
 }
 KEYS_OF_RECIPE["rung.recipes.text.recipe:Text"] = KEYS_OF_RECIPE["text"]  # a run started with the class itself
+METRICS = {"look/": "logits/"}  # by prefix
+EVENTS = {"no_looks": "no_activation_stats"}  # by kind
+
+
+def current_metric(name: str) -> str:
+    """What a recorded metric is called today."""
+    for old, new in METRICS.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def current_config(tree: dict[str, Any], recipe: object) -> dict[str, Any]:

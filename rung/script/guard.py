@@ -291,7 +291,7 @@ class ScriptGuard:
         with self._generators.left_alone():
             found = stats.take(capture.micro_of(batch, 0, step), step)
         if stats.reason:
-            self._log.event("no_looks", step, why=stats.reason)
+            self._log.event("no_activation_stats", step, why=stats.reason)
             self._stats = None
         return found.scalars, {kind: Layered(*table) for kind, table in found.tables.items()}
 

@@ -100,7 +100,7 @@ class RunLog(Log):
     ) -> None:
         """The run learns of the step at once, so that what the script logs next goes into the same row."""
         wanted = ("norm_clipped", "skipped", "scale", "lr") + (() if self._clips_itself else ("norm",))
-        named = {name: value for name, value in signals.items() if name in wanted or name.startswith("look/")}
+        named = {name: value for name, value in signals.items() if name in wanted or name.startswith("logits/")}
         values = {"loss": signals["loss/sum"], **named, **host}
         # (no gradients, no losses: a tensor on the host is a number at once)
         values = {name: v.item() if getattr(v, "is_cpu", False) else v for name, v in values.items()}

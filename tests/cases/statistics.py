@@ -342,7 +342,7 @@ def saturated(spread: Spread) -> Callable[[History], Reading]:
 
 
 def targets_outside(history: History) -> Reading:
-    return above("share of targets out of reach", history["look/outside"].last(3).median, 0.01)
+    return above("share of targets out of reach", history["logits/outside"].last(3).median, 0.01)
 
 
 def attention_logit(history: History, severity: str) -> Reading:
@@ -358,7 +358,7 @@ def attention_logit(history: History, severity: str) -> Reading:
 
 
 def logit_drift(history: History) -> Reading:
-    lse, mean = history["look/lse"].finite, history["look/logit_mean"].finite
+    lse, mean = history["logits/lse"].finite, history["logits/logit_mean"].finite
     if len(lse) < 6:
         return above("logsumexp", math.nan, 20.0)
     recent = lse.between(history.end - 3 * WINDOW, history.end)
@@ -371,7 +371,7 @@ def logit_drift(history: History) -> Reading:
 
 
 def too_sure(history: History) -> Reading:
-    recent = {name: history[f"look/{name}"].finite.last(3) for name in ("entropy", "vocab", "loss", "top1")}
+    recent = {name: history[f"logits/{name}"].finite.last(3) for name in ("entropy", "vocab", "loss", "top1")}
     if min(map(len, recent.values())) < 3:
         return above("entropy of predictions", math.nan, 1.0)
     entropy, low = recent["entropy"].median, 0.1 * math.log(recent["vocab"].median)
@@ -419,7 +419,7 @@ def evals_rise(history: History) -> Reading:
 def padding(spread: Spread) -> Callable[[History], Reading]:
     def reading(history: History) -> Reading:
         share, easy, content, reported = (
-            history[f"look/{name}"].finite.last(3).median
+            history[f"logits/{name}"].finite.last(3).median
             for name in ("target_share", "target_loss", "other_loss", "loss")
         )
         return all_of(
@@ -437,7 +437,7 @@ def too_good(history: History) -> Reading:
     before_epoch = history["loss"].finite.between(0, int(min(history.steps_per_epoch, history.end)))
     if len(before_epoch) < objective.SMOOTH:
         return above("loss within the first epoch", math.nan, 0.05)
-    looked = history["look/loss"].finite.last(3).median
+    looked = history["logits/loss"].finite.last(3).median
     return all_of(
         below("loss within the first epoch", before_epoch.last(objective.SMOOTH).median, 0.05),
         below("loss of the rows looked at", looked, 0.05),
@@ -530,8 +530,8 @@ def slower(history: History) -> Reading:
 
 def initial_loss(context: CheckContext) -> Reading:
     scalars = scale.look(context).scalars
-    loss, chance = scalars["look/loss"].item(), math.log(scalars["look/vocab"].item())
-    error = scale.LOSS_DEVIATION / math.sqrt(max(1.0, scalars["look/targets"].item()))
+    loss, chance = scalars["logits/loss"].item(), math.log(scalars["logits/vocab"].item())
+    error = scale.LOSS_DEVIATION / math.sqrt(max(1.0, scalars["logits/targets"].item()))
     slack = max(scale.LOSS_SLACK * chance, scale.LEAST_SLACK) + 3 * error
     return above("initial loss above that of a guess", loss - chance, slack)
 

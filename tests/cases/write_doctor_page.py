@@ -33,8 +33,8 @@ CATALOGUE, FIGURES = "catalogue", "figures"
 ROWS = (
     "loss", "loss_se", "norm", "norm_clipped", "norm_first", "rows_first", "lr", "targets", "targets_min", "skipped",
     "scale", "step_s", "wait_s", "copy_s", "mfu", "follows", "fresh", "batch_hash", "memory_mb", "reserved_mb",
-    "rss_mb", "look/lse", "look/logit_mean", "look/entropy", "look/vocab", "look/top1", "look/loss",
-    "look/target_share", "look/target_loss", "look/other_loss", "look/target_entropy", "probe/k", "grad_ratio",
+    "rss_mb", "logits/lse", "logits/logit_mean", "logits/entropy", "logits/vocab", "logits/top1", "logits/loss",
+    "logits/target_share", "logits/target_loss", "logits/other_loss", "logits/target_entropy", "probe/k", "grad_ratio",
 )  # fmt: skip
 TABLES = ("tensors", "modules", "attention", "units")
 EVENTS = ("unread_keys", "diverged", "skip", "rollback", "weights_broken", "ranks_differ", "check", "code", "resume")

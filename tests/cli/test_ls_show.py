@@ -297,12 +297,12 @@ def test_show_puts_first_what_one_looks_for(root: Path) -> None:
     record = Record.create(
         root, "order", recipe="piano", preset=None, command=[], seed=1, config={}, sources={}, derived={}, data={}
     )
-    names = ["probe/k", "look/top1", "batch_hash", "lr", "norm", "loss"]
+    names = ["probe/k", "logits/top1", "batch_hash", "lr", "norm", "loss"]
     record.log(0, dict.fromkeys(names, 2446881234567891))
     record.event("eval", step=0, results={"\x1b[31m": {"\x1b[32m": 1.0}})
     record.finish("finished")
     shown = CliRunner().invoke(show.command, ["order/1", "--runs", str(root)]).output
     assert "\x1b" not in shown
     table = [line.split() for line in shown.split("metrics (")[1].splitlines()[2:8]]
-    assert [row[0] for row in table] == ["loss", "norm", "lr", "batch_hash", "look/top1", "probe/k"]
+    assert [row[0] for row in table] == ["loss", "norm", "lr", "batch_hash", "logits/top1", "probe/k"]
     assert table[3][1] == "2446881234567891"  # all digits of a whole number

@@ -66,7 +66,7 @@ def needing(*needs: str, kind: str = "scan") -> Rule:
         (("nowhere|elsewhere", "attention"), "nowhere or elsewhere, attention"),
         (("tensors", "optimizer.grad_clip", "epoch_rows"), ""),
         (("optimizer.eps",), "optimizer.eps"),
-        (("look/*", "*/accuracy"), "look/*"),
+        (("logits/*", "*/accuracy"), "logits/*"),
         (("eval/*/loss", "eval/*@*"), "eval/*@*"),
         (("save", "resume"), "resume"),
         (("parent", "recipe"), "parent"),

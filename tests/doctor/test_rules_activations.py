@@ -35,7 +35,7 @@ def answers(num_steps: int = 200, every: int = 10, evals: float | None = None, *
     usual |= {"lse": 5.0, "logit_mean": 0.0, "target_entropy": 3.2, "target_share": 0.08}
     made = history({"loss": np.linspace(3, 1, num_steps).tolist()})
     for name, value in (usual | values).items():
-        made.rows[f"look/{name}"] = series(np.broadcast_to(np.asarray(value), (len(steps),)).tolist(), steps)
+        made.rows[f"logits/{name}"] = series(np.broadcast_to(np.asarray(value), (len(steps),)).tolist(), steps)
     if evals is not None:
         made.evals["val"] = {"loss": series([evals] * 3, [50, 100, 150])}
     return made

@@ -108,7 +108,7 @@ def looked(num_steps: int = 200, **values: float) -> History:
     usual |= {"target_loss": 1.0, "other_loss": 1.2}
     made = history({"loss": [1.2] * num_steps}, derived={"epoch_rows": 32000, "rows_per_step": 32})
     for name, value in (usual | values).items():
-        made.rows[f"look/{name}"] = series([value] * len(steps), steps)
+        made.rows[f"logits/{name}"] = series([value] * len(steps), steps)
     return made
 
 
@@ -136,7 +136,7 @@ class TestPadding:
 class TestTooGood:
     def made(self, loss: float, epoch_rows: int = 32000, **values: float) -> History:
         made = looked(**values)
-        made.rows["look/loss"] = series([loss] * 20, range(0, 200, 10))
+        made.rows["logits/loss"] = series([loss] * 20, range(0, 200, 10))
         made.rows["loss"] = series(np.geomspace(3.4, loss, 200).tolist()[:100] + [loss] * 100)
         made.derived["epoch_rows"] = epoch_rows
         return made
@@ -163,12 +163,12 @@ class TestTooGood:
 
     def test_a_sum_with_something_else(self) -> None:
         made = self.made(0.007)
-        made.rows["look/loss"] = series([1.2] * 20, range(0, 200, 10))
+        made.rows["logits/loss"] = series([1.2] * 20, range(0, 200, 10))
         assert severity(made, "E6") is None
 
     def test_a_loss_that_is_not_in_nats(self) -> None:
         made = self.made(0.007)
-        made.rows = {name: values for name, values in made.rows.items() if not name.startswith("look/")}
+        made.rows = {name: values for name, values in made.rows.items() if not name.startswith("logits/")}
         assert severity(made, "E6") is None
 
 

@@ -181,7 +181,7 @@ def test_what_is_advised_can_be_done_with_a_script(tmp_path: Path) -> None:
     assert not finding["probe"].startswith("rung ")
 
 
-@pytest.mark.parametrize("name", ["loss", "norm", "lr", "skipped", "scale", "targets", "wait_s", "look/entropy"])
+@pytest.mark.parametrize("name", ["loss", "norm", "lr", "skipped", "scale", "targets", "wait_s", "logits/entropy"])
 def test_no_rule_fails_on_a_record_of_one_name(name: str, tmp_path: Path) -> None:
     values = [1.0, math.nan, *np.linspace(1, 100, 120).tolist()]
     history = read(open_run(script(tmp_path, {name: values}), tmp_path))

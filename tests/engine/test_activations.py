@@ -68,19 +68,19 @@ def test_a_gpt_is_seen_whole() -> None:
     with torch.no_grad():
         logits = model.eval()(few[:, :-1])
     said = {name: value.item() for name, value in looked.scalars.items()}
-    assert said["look/lse"] == pytest.approx(logits.logsumexp(-1).mean().item(), rel=1e-5)
-    assert said["look/logit_mean"] == pytest.approx(logits.mean().item(), rel=1e-4, abs=1e-6)
-    assert said["look/vocab"] == VOCAB
+    assert said["logits/lse"] == pytest.approx(logits.logsumexp(-1).mean().item(), rel=1e-5)
+    assert said["logits/logit_mean"] == pytest.approx(logits.mean().item(), rel=1e-4, abs=1e-6)
+    assert said["logits/vocab"] == VOCAB
     spread = torch.distributions.Categorical(logits=logits)
-    assert said["look/entropy"] == pytest.approx(spread.entropy().mean().item(), rel=1e-5)
-    assert said["look/loss"] == pytest.approx(-spread.log_prob(few[:, 1:]).mean().item(), rel=1e-5)
+    assert said["logits/entropy"] == pytest.approx(spread.entropy().mean().item(), rel=1e-5)
+    assert said["logits/loss"] == pytest.approx(-spread.log_prob(few[:, 1:]).mean().item(), rel=1e-5)
     counts = torch.bincount(few[:, 1:].flatten(), minlength=VOCAB).double()
-    assert said["look/target_share"] == pytest.approx((counts.max() / counts.sum()).item(), rel=1e-5)
-    assert said["look/target_entropy"] == pytest.approx(
+    assert said["logits/target_share"] == pytest.approx((counts.max() / counts.sum()).item(), rel=1e-5)
+    assert said["logits/target_entropy"] == pytest.approx(
         torch.distributions.Categorical(counts).entropy().item(), rel=1e-5
     )
     said_most = torch.bincount(logits.argmax(-1).flatten(), minlength=VOCAB).max().item() / few[:, 1:].numel()
-    assert said["look/top1"] == pytest.approx(said_most, rel=1e-5)
+    assert said["logits/top1"] == pytest.approx(said_most, rel=1e-5)
     assert {"blocks.0", "blocks.1", "blocks.0.attention.qkv", "head"} <= set(column(looked, "modules", "rms"))
     assert math.isfinite(column(looked, "modules", "ratio")["blocks.1"])
     assert math.isnan(column(looked, "modules", "ratio")["head"])
@@ -314,7 +314,7 @@ def test_targets_beyond_a_squash_of_the_loss_are_seen() -> None:
         return Loss(F.mse_loss(torch.sigmoid(model(batch["x"])), batch["y"], reduction="sum"), torch.tensor(1.0))
 
     _, looked = look_at(model, {"x": torch.randn(4, 3), "y": torch.tensor([[0.5], [2.0], [0.1], [-1.0]])}, squashed)
-    assert looked.scalars["look/outside"].item() == 0.5
+    assert looked.scalars["logits/outside"].item() == 0.5
     assert "units" not in looked.tables
 
 
@@ -336,7 +336,7 @@ def test_saturation_is_seen_inside_but_not_asked_of_outputs(squash: nn.Module, k
     assert column(looked, "units", "function") == {"1": kind}
     assert column(looked, "units", "saturated")["1"] == pytest.approx(1.0)
     assert column(looked, "units", "slope")["1"] == pytest.approx(slope, abs=1e-3)
-    assert looked.scalars["look/outside"].item() == 0.5
+    assert looked.scalars["logits/outside"].item() == 0.5
 
 
 def test_half_precision_and_a_module_called_twice() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rung.runs.renamed import current_config, current_sources
+from collections.abc import Callable
+from pathlib import Path
+
+from rung.doctor import history
+from rung.runs.query import open_run
+from rung.runs.record import Record
+from rung.runs.renamed import current_config, current_metric, current_sources
 
 
 def test_an_old_config_is_read_under_todays_names() -> None:
@@ -23,3 +29,19 @@ def test_a_key_that_went_away_is_left_out_for_its_recipe_alone() -> None:
     old = {"stage": "pretraining", "loss_masking": "pretraining", "seed": 1}
     assert current_config(dict(old), "text") == {"seed": 1}
     assert current_config(dict(old), "piano") == old
+
+
+def test_the_doctor_reads_old_metrics_and_events_under_todays_names(
+    start: Callable[..., Record], tmp_path: Path
+) -> None:
+    """Also of a run that was resumed after the names had changed: one series, in the order of its steps."""
+    record = start("old", root=tmp_path)
+    record.log(0, {"loss": 5.0, "look/entropy": 3.0})
+    record.event("no_looks", step=0, why="it was so")
+    record.log(1, {"loss": 4.0, "logits/entropy": 2.0})
+    record.finish("finished")
+    found = history.read(open_run("old", tmp_path))
+    assert [found["logits/entropy"].steps.tolist(), found["logits/entropy"].values.tolist()] == [[0, 1], [3.0, 2.0]]
+    assert "look/entropy" not in found
+    assert [event["why"] for event in found.events_of("no_activation_stats")] == ["it was so"]
+    assert current_metric("outlook/x") == "outlook/x"

@@ -80,10 +80,10 @@ def initial_loss(context: CheckContext) -> Result:
     """
     setup, scalars = context.setup, look(context).scalars
     is_new = setup.cfg.init_from in SCRATCH and setup.state.progress.step == 0
-    if "look/loss" in scalars:
-        loss, chance = scalars["look/loss"].item(), math.log(scalars["look/vocab"].item())
-        seen = f"{loss:.3f} against ln {scalars['look/vocab'].item():.0f} = {chance:.3f} of a guess"
-        error = LOSS_DEVIATION / math.sqrt(max(1.0, scalars["look/targets"].item()))
+    if "logits/loss" in scalars:
+        loss, chance = scalars["logits/loss"].item(), math.log(scalars["logits/vocab"].item())
+        seen = f"{loss:.3f} against ln {scalars['logits/vocab'].item():.0f} = {chance:.3f} of a guess"
+        error = LOSS_DEVIATION / math.sqrt(max(1.0, scalars["logits/targets"].item()))
         is_off = is_new and loss - chance > max(LOSS_SLACK * chance, LEAST_SLACK) + 3 * error
         seen += "" if is_new else "; the weights are trained"
         return Result("warn" if is_off else "pass", seen, "initialise the head smaller: deviation 0.02, or zeros")

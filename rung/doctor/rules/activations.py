@@ -74,10 +74,10 @@ def dead_units(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-@rule("A2", "Saturation", needs=("units|look/outside",))
+@rule("A2", "Saturation", needs=("units|logits/outside",))
 def saturation(history: History) -> Iterator[Finding]:
     """A tanh or sigmoid at its ends in three looks in a row, and targets that the output can never reach."""
-    outside = history["look/outside"].last(3)
+    outside = history["logits/outside"].last(3)
     if len(outside) and outside.median > 0.01:
         yield Finding(
             "fatal",
@@ -165,10 +165,10 @@ def attention_logits(history: History) -> Finding | None:
     )
 
 
-@rule("A4", "Output logits drift", needs=("look/lse",))
+@rule("A4", "Output logits drift", needs=("logits/lse",))
 def logit_drift(history: History) -> Finding | None:
     """The logsumexp of the logits drifts in one direction. Softmax does not notice; half precision does."""
-    lse, mean = history["look/lse"].finite, history["look/logit_mean"].finite
+    lse, mean = history["logits/lse"].finite, history["logits/logit_mean"].finite
     if len(lse) < 6:
         return None
     now, mean_now = float(lse.last(3).median), float(mean.last(3).median)
@@ -177,7 +177,7 @@ def logit_drift(history: History) -> Finding | None:
     slope, p = theil_sen(*recent)
     runs_away = len(recent) >= 6 and p < 0.01 and slope * now > 0 and abs(now) > limit
     # ln V of a uniform prediction is no drift, however large the vocabulary.
-    runs_away = runs_away and abs(now) > 2 * math.log(max(history["look/vocab"].median, 2.0))
+    runs_away = runs_away and abs(now) > 2 * math.log(max(history["logits/vocab"].median, 2.0))
     if not (runs_away or mean_now < -50):
         return None
     return Finding(
@@ -191,19 +191,19 @@ def logit_drift(history: History) -> Finding | None:
             f"the loss does not show it: {history['loss'].last().median:.4g}",
         ],
         ruled_out=["the usual level of small models: that is 5 to 12 (11.8 when overfit)",
-                   f"a large vocabulary: the log of its {history['look/vocab'].median:.0f} classes is "
-                   f"{math.log(max(history['look/vocab'].median, 1.0)):.1f}"],
+                   f"a large vocabulary: the log of its {history['logits/vocab'].median:.0f} classes is "
+                   f"{math.log(max(history['logits/vocab'].median, 1.0)):.1f}"],
         probe="compare mean and spread of the logits of one batch at two checkpoints",
         remedy="add 1e-4 times the squared logsumexp to the loss (z-loss), or decay the weights of the head",
     )  # fmt: skip
 
 
-@rule("A5", "Output entropy off", needs=("look/entropy", "look/vocab", "look/top1"))
+@rule("A5", "Output entropy off", needs=("logits/entropy", "logits/vocab", "logits/top1"))
 def output_entropy(history: History) -> Iterator[Finding]:
     """Predictions that are more certain than right, entropy that does not follow the loss, and jumpy entropy."""
     names = ("entropy", "vocab", "loss", "top1", "target_entropy", "target_share")
-    looks = {name: history[f"look/{name}"].finite for name in names}
-    targets = history["look/targets"].last(3)
+    looks = {name: history[f"logits/{name}"].finite for name in names}
+    targets = history["logits/targets"].last(3)
     if any(len(looks[name]) < 3 for name in ("entropy", "vocab", "top1")) or targets.median < FEWEST_TARGETS:
         return
     recent = {name: series.last(3).median for name, series in looks.items()}
@@ -229,7 +229,7 @@ def output_entropy(history: History) -> Iterator[Finding]:
     # Entropy that jumps more than three times as much as in the parent at the same steps.
     if history.parent is None:
         return
-    both = [entropy, history.parent["look/entropy"].finite.between(*span)]
+    both = [entropy, history.parent["logits/entropy"].finite.between(*span)]
     ours, theirs = (Series(series.steps[1:], np.diff(series.values)) for series in both)
     if len(ours) >= 10 and len(theirs) >= 10 and ours.sigma > 3 * theirs.sigma > 0:
         yield Finding(

@@ -42,7 +42,7 @@ def micro_and_rank(event: Mapping[str, Any]) -> str:
 
 def losses(history: History) -> dict[str, Series]:
     """The losses of all objectives, by name; the first one's has no prefix."""
-    return {n: s for n, s in history.rows.items() if n == "loss" or (n.endswith("/loss") and n != "look/loss")}
+    return {n: s for n, s in history.rows.items() if n == "loss" or (n.endswith("/loss") and n != "logits/loss")}
 
 
 def norms(history: History) -> dict[str, Series]:

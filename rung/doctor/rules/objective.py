@@ -116,12 +116,16 @@ def overfit(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-@rule("E5", "Padding dominates the loss", needs=("look/target_share", "look/target_loss", "targets", "rows_per_step"))
+@rule(
+    "E5",
+    "Padding dominates the loss",
+    needs=("logits/target_share", "logits/target_loss", "targets", "rows_per_step"),
+)
 def padding_dominates(history: History) -> Finding | None:
     """One id makes up most targets and costs nothing, so that the loss says little about the others."""
     names = ("target_share", "target_loss", "other_loss", "loss", "targets")
-    share, easy, content, reported, targets = (history[f"look/{name}"].finite.last(3).median for name in names)
-    if len(history["look/target_share"]) < 3 or targets < FEWEST_TARGETS or not targets_a_row(history) >= CHAIN:
+    share, easy, content, reported, targets = (history[f"logits/{name}"].finite.last(3).median for name in names)
+    if len(history["logits/target_share"]) < 3 or targets < FEWEST_TARGETS or not targets_a_row(history) >= CHAIN:
         return None  # with one target a row the commonest class is no padding, however rare the others are
     factor = content / reported if reported > 0 else math.nan
     if not (easy < 0.05 and (share > 0.5 or factor > 2)):
@@ -142,7 +146,7 @@ def padding_dominates(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-@rule("E6", "Too good to be true", needs=("loss", "look/loss", "epoch_rows", "rows_per_step"))
+@rule("E6", "Too good to be true", needs=("loss", "logits/loss", "epoch_rows", "rows_per_step"))
 def too_good(history: History) -> Finding | None:
     """Less than .05 nat before every row was seen once, when nothing can have been memorised.
 
@@ -152,9 +156,9 @@ def too_good(history: History) -> Finding | None:
     losses = history["loss"].finite.between(0, int(min(history.steps_per_epoch, history.end))).last(SMOOTH)
     if len(losses) < SMOOTH or math.isinf(history.steps_per_epoch) or not losses.median < 0.05:
         return None
-    if not history["look/loss"].finite.last(3).median < 0.05:  # only a cross entropy is in nats, and is looked at
+    if not history["logits/loss"].finite.last(3).median < 0.05:  # only a cross entropy is in nats, and is looked at
         return None
-    entropy = history["look/target_entropy"].finite.median
+    entropy = history["logits/target_entropy"].finite.median
     if entropy < 0.5:  # targets that hardly vary need no leak: that is E5
         return None
     loss = history["loss"].finite
@@ -168,7 +172,7 @@ def too_good(history: History) -> Finding | None:
         "that were never seen before are predicted almost perfectly (limit .05 within the first epoch)",
         since=int(loss.steps[loss.values < 0.05][0]),
         evidence=[
-            f"entropy of the targets alone {entropy:.3g} nats, of {history['look/vocab'].median:.0f} classes",
+            f"entropy of the targets alone {entropy:.3g} nats, of {history['logits/vocab'].median:.0f} classes",
             f"eval {evals.values[-1]:.4g}" if len(evals) else "no eval yet",
         ],
         ruled_out=[
