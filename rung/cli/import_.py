@@ -55,7 +55,7 @@ def from_wandb(path: Path, **options: Any) -> None:
       rung import wandb
       rung import wandb wandb/offline-run-20261116_050003-abc123 --experiment piano
     """
-    from rung.trackers import from_wandb as source
+    from rung.trackers import wandb as source
 
     if not path.exists():
         raise RunError(f"{path} does not exist.", code="no-file")
@@ -77,7 +77,7 @@ def from_tensorboard(path: Path, **options: Any) -> None:
       rung import tensorboard lightning_logs
       rung import tensorboard logs/fit --experiment keras --dry-run
     """
-    from rung.trackers import from_tensorboard as source
+    from rung.trackers import tensorboard as source
 
     if not path.exists():
         raise RunError(f"{path} does not exist.", code="no-file")
@@ -98,7 +98,7 @@ def from_trackio(what: str | None, **options: Any) -> None:
       rung import trackio my-project
       rung import trackio backup/my-project.db --dry-run
     """
-    from rung.trackers import from_trackio as source
+    from rung.trackers import trackio as source
 
     found = source.find(what)
     if not found:

@@ -22,11 +22,9 @@ from hypothesis import strategies as st
 
 from rung.runs.query import open_run
 from rung.runs.record import Record
-from rung.trackers.from_wandb import read
 from rung.trackers.history import History
 from rung.trackers.mirror import open_mirror, replay
-from rung.trackers.wandb import inward, outward
-from rung.trackers.wandblog import is_ended, log_records
+from rung.trackers.wandb import inward, is_ended, log_records, outward, read
 from tests.errors import raises_code
 
 pytest.importorskip("wandb")
