@@ -175,11 +175,12 @@ class Walk:
 
 
 def copy_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    """As a save has them: a tied weight once, or its second name would undo what is loaded under the first."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in checkpoint.canonical(model).items()}
 
 
 @torch.no_grad()
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    for name, tensor in model.state_dict().items():
+    for name, tensor in checkpoint.canonical(model).items():
         if name in weights:
             tensor.copy_(weights[name])
