@@ -22,12 +22,13 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from rung.files import write_whole
+from rung.runs.fields import leaves
 from rung.runs.files import plain, to_json, write_json
 from rung.runs.metricnames import eval_of, usual_name
 from rung.runs.metrics import numbers
 from rung.runs.query import Run, list_runs
 from rung.runs.record import SCHEMA, check_name, claimed
-from rung.trackers.history import History, flattened, is_time
+from rung.trackers.history import History, is_time
 
 _OURS = ("step", "unix_s")  # every row has these already
 
@@ -86,7 +87,7 @@ def import_run(history: History, root: Path, experiment: str, is_dry: bool = Fal
         write_whole(path / "metrics" / "000.ndjson", b"".join(lines))
         write_whole(path / "events.ndjson", b"".join(to_json(event) + b"\n" for event in events))
         write_whole(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
-        write_json(path / "config.sources.json", {key: history.tracker for key, _ in flattened(config)})
+        write_json(path / "config.sources.json", {key: history.tracker for key, _ in leaves(config)})
         write_json(path / "data.json", {})
         write_json(path / "definitions.json", {})
         write_json(path / "env.json", history.environment)

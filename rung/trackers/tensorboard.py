@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from rung.errors import RunError
+from rung.runs.fields import leaves
 from rung.runs.files import reason
 from rung.runs.metricnames import SETS
-from rung.trackers.history import History, flattened, put
+from rung.trackers.history import History, put
 from rung.trackers.mirror import shown
 from rung.trackers.protobuf import (
     Malformed,
@@ -77,7 +78,7 @@ class TensorboardSink:
             return
         self._text("why", self._document.get("why"), 0, time.time())
         start = b""
-        for key, value in flattened(self._config):
+        for key, value in leaves(self._config):
             if isinstance(value, bool):
                 entry = of_int(4, int(value))
             elif isinstance(value, int | float):
