@@ -71,7 +71,7 @@ def examine(
         return judge(a)
     if number is None:
         if a.failed.place == "sum":
-            _climb(rerun, a, rerun.micros)
+            _try_other_conditions(rerun, a, rerun.micros)
         return judge(a)
     micro = rerun.micros[number]
     objective = next(o for o in rerun.objectives if o.name == a.failed.objective)
@@ -82,7 +82,7 @@ def examine(
     _look_at_batch(rerun, a, a.failed, micro, objective)
     if a.failed.place != "error":
         report("trying other precisions and devices")
-        _climb(rerun, a, [micro])
+        _try_other_conditions(rerun, a, [micro])
     verdict = judge(a)
     if verdict.origin in ("COMPILER", "PRECISION", "DEVICE"):
         return verdict
@@ -128,7 +128,7 @@ def _look_at_batch(rerun: Rerun, a: Answers, failed: Try, micro: Micro, objectiv
         a.batch.append(f"none of its {sum(t.numel() for t in counted) or 'targets'} targets counts")
 
 
-def _climb(rerun: Rerun, a: Answers, micros: list[Micro]) -> None:
+def _try_other_conditions(rerun: Rerun, a: Answers, micros: list[Micro]) -> None:
     """The ladder of precisions, devices and compilation, on the least that fails."""
     ladder = {"eager": EAGER} if a.is_compiled else {}
     ladder |= {"float32": Conditions("float32")} if a.dtype != "float32" else {}

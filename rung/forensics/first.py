@@ -77,10 +77,6 @@ class Origin:
     is_fill: bool = False  # put there on purpose
 
     @property
-    def is_producer(self) -> bool:
-        return not self.given and not self.error
-
-    @property
     def peak(self) -> float:
         """The largest finite value that went in."""
         return max((max(abs(r.low), abs(r.high)) for r in self.inputs if math.isfinite(r.low)), default=math.nan)

@@ -38,16 +38,12 @@ def captured_steps(run: Run) -> list[int]:
 
 
 def read(run: Run, step: int | None) -> Captured:
-    """The capture of a step, or the latest one."""
+    """The capture of one of `captured_steps`, or the latest one."""
     known = captured_steps(run)
     if not known:
         raise RunError(
             f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step",
             code="no-capture",
-        )
-    if step is not None and step not in known:
-        raise RunError(
-            f"{run.id} has no capture of step {step}; it has {', '.join(map(str, known))}", code="no-capture"
         )
     path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"
     try:
@@ -105,8 +101,8 @@ def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug:
         fact["lr"],
         is_compiled=bool(fact["compile"]),
         ranks=[of_rank["rank"] for of_rank, _ in of_ranks],
-        other_batches=lambda: _others(setup, step, fact["position"], micros, lost),
-        older_weights=lambda: _older(walk, step),
+        other_batches=lambda: _other_batches(setup, step, fact["position"], micros, lost),
+        older_weights=lambda: _older_weights(walk, step),
         masks=walk.masks,
     )
     verdict = examine(rerun, fact.get("error") or "", not_tested, report, lambda: _first_broken(walk, captured))
@@ -121,7 +117,7 @@ def _rerun(setup: Setup, micros: list[Micro], step: int, lr: float, **options: A
     return Rerun(state.model, state.objectives, micros, setup.precision, nominal, grad_clip, lr, step, **options)
 
 
-def _others(
+def _other_batches(
     setup: Setup, step: int, position: int, micros: Sequence[Micro], lost: Counter[str]
 ) -> Iterator[list[Micro]]:
     """The rows of steps nearby in the places of this step's: those before it, then those after it.
@@ -145,7 +141,7 @@ def _others(
         yield others
 
 
-def _older(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _older_weights(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The last whole save before the step; and the beginning, since a save may already be ill."""
     save = walk.last_whole_save(step - 1)
     if save is not None:

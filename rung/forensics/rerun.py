@@ -89,7 +89,7 @@ class Rerun:
     def __post_init__(self) -> None:
         self.ranks = self.ranks or [0] * len(self.micros)
         self.device = next(self.model.parameters()).device
-        self._names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         # On the host: the device may have no room for two.
         self._weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors()}
         plain = [module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)]
@@ -124,9 +124,8 @@ class Rerun:
 
     @property
     def bad_state(self) -> list[str]:
-        names = {id(parameter): name for parameter, name in self._names.items()}
         return [
-            f"{key} of {names.get(id(parameter), '?')}"
+            f"{key} of {self._names.get(parameter, '?')}"
             for optimizer in self._all_optimizers()
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
@@ -143,14 +142,14 @@ class Rerun:
         """The step, or what is left of it with fewer or other micros; stops at the first thing that is bad."""
         micros = self.micros if micros is None else micros
         tried = Try()
-        with self._under(conditions, weights) as bench:
+        with self._under(conditions, weights) as resolved:
             for objective in self.due:
                 total: dict[nn.Parameter, Tensor] = {}
                 for number, micro in enumerate(micros):
                     tried.objective, tried.number = objective.name, number
                     try:
-                        here = micro._replace(batch=bench.moved(micro.batch))
-                        scalar, value, count = self._forward(objective, here, bench)
+                        here = micro._replace(batch=resolved.moved(micro.batch))
+                        scalar, value, count = self._forward(objective, here, resolved)
                         tried.counts.append(count)
                         if not math.isfinite(value):
                             tried.place = "loss"
@@ -176,7 +175,7 @@ class Rerun:
                 # As a Stepper does: divides by the count, takes the norm, clips. Clipping takes the norm in the type of
                 # the gradients, and may fail by it; a norm for our eyes only must not.
                 count = sum(tried.counts[-len(micros) :])
-                factor = self.nominal / (count if count > 0 else 1.0) / bench.scale
+                factor = self.nominal / (count if count > 0 else 1.0) / resolved.scale
                 small = () if self.grad_clip > 0 else (torch.float16, torch.bfloat16)
                 widened = [g.float() if g.dtype in small else g for g in total.values()]
                 tried.norm = float(torch.nn.utils.get_total_norm(widened)) * factor if total else 0.0
@@ -193,14 +192,14 @@ class Rerun:
 
     def first(self, micro: Micro, objective: ObjectiveState) -> Origin | None:
         """The first operation that made something not finite, of one micro, eager."""
-        with self._under(EAGER) as bench:
-            here = micro._replace(batch=bench.moved(micro.batch))
+        with self._under(EAGER) as resolved:
+            here = micro._replace(batch=resolved.moved(micro.batch))
             return first_nonfinite(
-                self.model, here.batch, lambda: self._forward(objective, here, bench)[0], objective.parameters
+                self.model, here.batch, lambda: self._forward(objective, here, resolved)[0], objective.parameters
             )
 
     @contextlib.contextmanager
-    def _under(self, conditions: Conditions, weights: Weights | None = None) -> Iterator[_Bench]:
+    def _under(self, conditions: Conditions, weights: Weights | None = None) -> Iterator[_Resolved]:
         """The model as a try wants it; afterwards as it was."""
         device = torch.device(conditions.device) if conditions.device else self.device
         scale = self.precision.loss_scale if conditions.dtype in (None, "float16") else None
@@ -221,14 +220,14 @@ class Rerun:
             if conditions.dtype == "float64":
                 self.model.double()
                 stack.enter_context(_AllDouble())
-            yield _Bench(dtype, device, wide, conditions.is_compiled, factor)
+            yield _Resolved(dtype, device, wide, conditions.is_compiled, factor)
 
-    def _forward(self, objective: ObjectiveState, micro: Micro, bench: _Bench) -> tuple[Tensor, float, float]:
+    def _forward(self, objective: ObjectiveState, micro: Micro, resolved: _Resolved) -> tuple[Tensor, float, float]:
         """The scalar to differentiate, the sum and the count."""
         self.seed(objective, micro)
-        with bench.autocast():
-            loss = (objective.loss if bench.is_compiled else objective.plain_loss)(micro.batch, micro.draw)
-        return loss.sum / self.nominal * bench.scale, float(loss.sum.detach()), float(loss.count)
+        with resolved.autocast():
+            loss = (objective.loss if resolved.is_compiled else objective.plain_loss)(micro.batch, micro.draw)
+        return loss.sum / self.nominal * resolved.scale, float(loss.sum.detach()), float(loss.count)
 
     def update(self, gradients: Mapping[nn.Parameter, Tensor]) -> tuple[list[str], list[str]]:
         """Applies gradients; what weights and what of the optimizers' state is bad afterwards. Nothing is restored."""
@@ -279,8 +278,8 @@ def rows_of(micro: Micro, rows: np.ndarray) -> Micro:
     return Micro(micro.ids[rows], Draw(draw.seed, draw.step, draw.rows[rows]), batch)
 
 
-class _Bench(NamedTuple):
-    """The conditions of a try, settled."""
+class _Resolved(NamedTuple):
+    """The conditions of a try, with what was recorded in place of None."""
 
     dtype: str
     device: torch.device

@@ -161,7 +161,7 @@ def sink_for(kind: str, folder: Path, document: Mapping[str, Any], config: Mappi
     return TensorboardSink(folder, document, config)
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path as it is named from here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -27,11 +27,13 @@ from rung.runs.fields import leaves
 from rung.runs.files import reason
 from rung.runs.metricnames import SETS
 from rung.trackers.history import History, put
-from rung.trackers.mirror import shown
+from rung.trackers.mirror import display_path
 from rung.trackers.protobuf import (
     Malformed,
+    Value,
     double,
     fields,
+    message,
     of_bytes,
     of_double,
     of_int,
@@ -121,7 +123,7 @@ class TensorboardSink:
         self._file = None
 
     def summary_line(self) -> str:
-        return f"mirror: tensorboard --logdir {shlex.quote(shown(self._folder))}"
+        return f"mirror: tensorboard --logdir {shlex.quote(display_path(self._folder))}"
 
     def _write(self, unix_s: float, step: int, what: bytes) -> None:
         assert self._file is not None, "row before open"
@@ -184,14 +186,14 @@ def _read_file(path: Path, prefix: str, history: History) -> None:
     is_event_file = False
     try:
         for record in records(path):
-            event = dict(fields(record))
+            event = message(record)
             unix_s, step = double(event[1]) if 1 in event else None, signed(event.get(2, 0))
             if 4 in event or 9 in event:
                 history.left_out["graph"] += 1
             values: dict[str, float] = {}
-            for number, value in fields(part(event.get(5, b""))):
+            for number, value in fields(event.get(5, b"")):
                 if number == 1:
-                    _read_value(part(value), prefix, plugins, values, history)
+                    _read_value(value, prefix, plugins, values, history)
             history.add(step, unix_s, values)
             is_event_file = True
     except Damaged as error:
@@ -207,16 +209,16 @@ def _read_file(path: Path, prefix: str, history: History) -> None:
 
 
 def _read_value(
-    record: bytes, prefix: str, plugins: dict[str, str], values: dict[str, float], history: History
+    record: Value, prefix: str, plugins: dict[str, str], values: dict[str, float], history: History
 ) -> None:
     """One value of a summary: a scalar goes into `values`, hparams and the count of what is left out into `history`."""
-    got = dict(fields(record))
+    got = message(record)
     tag = text(got.get(1, b""))
     if 9 in got:
-        metadata = dict(fields(part(dict(fields(part(got[9]))).get(1, b""))))
+        metadata = message(message(got[9]).get(1, b""))
         plugins[tag] = text(metadata.get(1, b""))
         if plugins[tag] == "hparams":
-            _read_hparams(part(metadata.get(2, b"")), history)
+            _read_hparams(metadata.get(2, b""), history)
     plugin = plugins.get(tag, "")
     # TF1 wrote "loss_1" for a second one of a name; that is the user's to tell apart.
     name = tag if not prefix or tag.lower().startswith(f"{prefix.lower()}/") else f"{prefix}/{tag}"
@@ -225,7 +227,7 @@ def _read_value(
     elif plugin == "hparams":
         pass
     elif 8 in got and plugin in ("", "scalars"):
-        number = _element(part(got[8]))
+        number = _element(got[8])
         if number is None:
             history.left_out["tensor"] += 1
         else:
@@ -235,13 +237,13 @@ def _read_value(
         history.left_out[{"images": "image", "histograms": "histogram"}.get(kind, kind)] += 1
 
 
-def _read_hparams(record: bytes, history: History) -> None:
-    content = dict(fields(record))
-    for number, entry in fields(part(content.get(3, b""))):  # at the start: name and google.protobuf.Value
+def _read_hparams(record: Value, history: History) -> None:
+    content = message(record)
+    for number, entry in fields(content.get(3, b"")):  # at the start: name and google.protobuf.Value
         if number != 1:
             continue
-        got = dict(fields(part(entry)))
-        value = dict(fields(part(got.get(2, b""))))
+        got = message(entry)
+        value = message(got.get(2, b""))
         setting: Any = None
         if 2 in value:
             setting = double(value[2])
@@ -252,21 +254,19 @@ def _read_hparams(record: bytes, history: History) -> None:
             setting = bool(signed(value[4]))
         put(history.config, text(got.get(1, b"")).split("."), setting)
     if 4 in content:  # at the end
-        word = signed(dict(fields(part(content[4]))).get(1, 0))
+        word = signed(message(content[4]).get(1, 0))
         if word == _ENDED_WELL:
             history.status, history.reason = "finished", ""
         elif word == _FAILED:
             history.status, history.reason = "crashed", "so it says itself"
 
 
-def _element(tensor: bytes) -> float | int | None:
+def _element(tensor: Value) -> float | int | None:
     """The number in a tensor of one element; None where it has more, none, or text."""
     got: dict[int, Any] = {}
     for number, value in fields(tensor):
         got[number] = value
-        if number == 2 and any(
-            signed(dict(fields(part(dim))).get(1, 0)) != 1 for n, dim in fields(part(value)) if n == 2
-        ):
+        if number == 2 and any(signed(message(dim).get(1, 0)) != 1 for n, dim in fields(value) if n == 2):
             return None
     form, field = _NUMBERS.get(signed(got.get(1, 0)), ("", 0))
     if not form:

@@ -31,8 +31,8 @@ from rung.errors import RunError
 from rung.runs.files import named, plain, reason
 from rung.runs.record import STATUSES
 from rung.trackers.history import History, numbers_of, put
-from rung.trackers.mirror import shown
-from rung.trackers.protobuf import Malformed, double, fields, part, signed, text, zigzag
+from rung.trackers.mirror import display_path
+from rung.trackers.protobuf import Malformed, Value, double, fields, message, part, signed, text, zigzag
 
 _ODD = re.compile(r"^[_%]|[\x00-\x1f\x7f]|%(?=[0-9A-Fa-f]{2})")
 _WRITE_S = 5.0  # then wandb's own process continues writing
@@ -104,7 +104,9 @@ class WandbSink:
             self.num_refused += 1
             return
         self._last_step = step
-        self._run.log({**{outward(name): value for name, value in values.items()}, "_timestamp": unix_s}, step=step)
+        self._run.log(
+            {**{to_wandb_name(name): value for name, value in values.items()}, "_timestamp": unix_s}, step=step
+        )
 
     def note(self, step: int | None, unix_s: float, text: str) -> None:
         self._notes = f"{self._notes}\n\n{text}".strip()
@@ -124,15 +126,15 @@ class WandbSink:
     def summary_line(self) -> str:
         if self._mode != "offline":
             return f"mirror: wandb, {self._mode}, as {self._project}/{self._id}"
-        return f"mirror: wandb sync {shlex.quote(shown(self._folder / 'wandb'))}/offline-run-*-{self._id}"
+        return f"mirror: wandb sync {shlex.quote(display_path(self._folder / 'wandb'))}/offline-run-*-{self._id}"
 
 
-def outward(name: str) -> str:
-    """The name of a metric as wandb takes it; `inward` is its inverse."""
+def to_wandb_name(name: str) -> str:
+    """The name of a metric as wandb takes it; `from_wandb_name` is its inverse."""
     return _ODD.sub(lambda match: f"%{ord(match[0]):02X}", name) if name else _EMPTY
 
 
-def inward(name: str) -> str:
+def from_wandb_name(name: str) -> str:
     return "" if name == _EMPTY else unquote(name, errors="backslashreplace")
 
 
@@ -254,11 +256,11 @@ class _File:
         if number == _SUMMARY:
             for at, value in fields(record):
                 if at == 1:
-                    put(self.summary, *_item(part(value)))
+                    put(self.summary, *_item(value))
             return
         if number == _CONFIG:
             for at, value in fields(record):
-                keys, item = _item(part(value))
+                keys, item = _item(value)
                 if at == 1:
                     put(self.config, keys, item)
                 elif at == 2:  # removed
@@ -268,7 +270,7 @@ class _File:
                         tree = below if isinstance(below, dict) else {}
                     tree.pop(keys[-1], None)
             return
-        got = dict(fields(record))
+        got = message(record)
         if number == _RUN:
             for at, name in {1: "run_id", 3: "project", 8: "name", 9: "notes"}.items():
                 if at in got:
@@ -277,7 +279,7 @@ class _File:
             if 4 in got:
                 self._take(_CONFIG, part(got[4]))
             if 17 in got:
-                started = dict(fields(part(got[17])))
+                started = message(got[17])
                 self.started = signed(started.get(1, 0)) + signed(started.get(2, 0)) / 1e9
             if 13 in got:
                 self.environment.setdefault("host", text(got[13]))
@@ -302,9 +304,9 @@ class _File:
             try:
                 for number, value in fields(record):
                     if number == 1:
-                        put(tree, *_item(part(value)))
+                        put(tree, *_item(value))
                     elif number == 2:
-                        step = signed(dict(fields(part(value))).get(1, 0))
+                        step = signed(message(value).get(1, 0))
             except ValueError:
                 history.problems.append(f"{self.path}: a row cannot be decoded and is left out")
                 continue
@@ -312,14 +314,14 @@ class _File:
             tree.pop("_runtime", None)
             values = numbers_of(tree, history.left_out)
             if is_own:
-                values = {inward(name): value for name, value in values.items()}
+                values = {from_wandb_name(name): value for name, value in values.items()}
             steps = (values.get(self.step_metric) if self.step_metric else None, step, numbered)
             whole = (int(s) for s in steps if isinstance(s, int) or (isinstance(s, float) and s.is_integer()))
             history.add(next(whole, 0), unix_s if isinstance(unix_s, int | float) else None, values)
         self.rows.clear()
 
 
-def _item(record: bytes) -> tuple[list[str], Any]:
+def _item(record: Value) -> tuple[list[str], Any]:
     """Key path and value of an item of config, history or summary."""
     key = ""
     nested: list[str] = []
