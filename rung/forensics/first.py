@@ -107,14 +107,12 @@ def first_nonfinite(
 
 def is_finite(tensor: Tensor) -> bool:
     """Each element, and not their sum: sums of float16 overflow when nothing else does."""
-    if not _is_of_reals(tensor) or tensor.numel() == 0:
-        return True
-    return bool(torch.isfinite(tensor.detach()).all())
+    return not _is_of_reals(tensor) or bool(torch.isfinite(tensor.detach()).all())
 
 
 def is_usable(tensor: Tensor) -> bool:
     """Finite, and so is its norm, as the engine asks of weights and moments: beyond 1e19 nothing goes well."""
-    if not _is_of_reals(tensor) or tensor.numel() == 0:
+    if not _is_of_reals(tensor):
         return True
     is_wide = tensor.dtype is torch.float64 or tensor.is_complex()
     wide = tensor.detach() if is_wide else tensor.detach().float()

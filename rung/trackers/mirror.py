@@ -80,14 +80,14 @@ class Mirror:
         if self.problem is not None:
             return  # that was told when it happened
         if self._thread.is_alive():
-            self._end(f"{self._sink.name} did not take everything within {FINISH_S:.0f} s after the end")
-        elif self._loss():
-            self._tell(self._loss())
+            self._fail(f"{self._sink.name} did not take everything within {FINISH_S:.0f} s after the end")
+        elif missing := self._missing_line():
+            self._warn(missing)
 
     def summary_line(self) -> str:
-        """Where the mirror is and how to look at it, and after a loss, what was lost and how to have it all."""
-        lost = self._loss()
-        return f"{self._sink.summary_line()}\n  {lost}" if lost else self._sink.summary_line()
+        """Where the mirror is and how to look at it; and, where rows are missing, how many and how to have them all."""
+        missing = self._missing_line()
+        return f"{self._sink.summary_line()}\n  {missing}" if missing else self._sink.summary_line()
 
     def _work(self) -> None:
         """Feeds the sink until the run has ended and nothing waits, or somebody gave up on us."""
@@ -109,13 +109,13 @@ class Mirror:
                     next_flush = time.monotonic() + FLUSH_S
             self._sink.close(str(self._status))
         except BaseException as error:  # SystemExit too: some trackers leave by it
-            self._end(f"{self._sink.name} failed: {_one_line(error)}")
+            self._fail(f"{self._sink.name} failed: {_one_line(error)}")
 
-    def _end(self, problem: str) -> None:
+    def _fail(self, problem: str) -> None:
         self.problem = problem
-        self._tell(f"mirror: {problem}; {self._remedy()}")
+        self._warn(f"mirror: {problem}; {self._remedy()}")
 
-    def _loss(self) -> str:
+    def _missing_line(self) -> str:
         num_lost = self.num_dropped + self._sink.num_refused
         if self.problem is not None:
             num_lost += self._in_hand + sum(kind == "row" for kind, _ in tuple(self._waiting.queue))
@@ -127,7 +127,7 @@ class Mirror:
     def _remedy(self) -> str:
         return f"the record has all: rung mirror {ref(self._folder, self._id)} {self._kind}"
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         with contextlib.suppress(Exception):
             append_event(self._folder, "warning", text=text)
 

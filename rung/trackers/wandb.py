@@ -59,8 +59,7 @@ _MAGIC = b":W&B"
 _HEAD_BYTES, _BLOCK_BYTES = 7, 1 << 15  # of the file and of a part; of a block
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # The fields of a record that are read.
-_ROW, _SUMMARY, _CONFIG, _STATISTICS, _ALERT, _METRIC, _RUN, _EXIT, _MACHINE = 2, 3, 5, 7, 10, 12, 17, 18, 26
-_READ = {_ROW, _SUMMARY, _CONFIG, _STATISTICS, _ALERT, _METRIC, _RUN, _EXIT, _MACHINE}
+_READ = _ROW, _SUMMARY, _CONFIG, _STATISTICS, _ALERT, _METRIC, _RUN, _EXIT, _MACHINE = 2, 3, 5, 7, 10, 12, 17, 18, 26
 
 
 class WandbSink:
@@ -104,9 +103,8 @@ class WandbSink:
             self.num_refused += 1
             return
         self._last_step = step
-        self._run.log(
-            {**{to_wandb_name(name): value for name, value in values.items()}, "_timestamp": unix_s}, step=step
-        )
+        logged = {to_wandb_name(name): value for name, value in values.items()}
+        self._run.log({**logged, "_timestamp": unix_s}, step=step)
 
     def note(self, step: int | None, unix_s: float, text: str) -> None:
         self._notes = f"{self._notes}\n\n{text}".strip()
