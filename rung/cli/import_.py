@@ -58,7 +58,7 @@ def from_wandb(path: Path, **options: Any) -> None:
       rung import wandb
       rung import wandb wandb/offline-run-20261116_050003-abc123 --experiment piano
     """
-    from rung.trackers import from_wandb as source
+    from rung.trackers import wandb as source
 
     missing = f"no .wandb files under {path}; name a wandb folder or the folder of one of its runs."
     if not path.exists() or not source.find(path):
@@ -77,7 +77,7 @@ def from_tensorboard(path: Path, **options: Any) -> None:
       rung import tensorboard lightning_logs
       rung import tensorboard logs/fit --experiment keras --dry-run
     """
-    from rung.trackers import from_tensorboard as source
+    from rung.trackers import tensorboard as source
 
     missing = f"no event files of TensorBoard under {path} (looked for *tfevents*)."
     if not path.exists() or not source.find(path):
@@ -96,7 +96,7 @@ def from_trackio(what: str | None, **options: Any) -> None:
       rung import trackio my-project
       rung import trackio backup/my-project.db --dry-run
     """
-    from rung.trackers import from_trackio as source
+    from rung.trackers import trackio as source
 
     found = source.find(what)
     if not found:

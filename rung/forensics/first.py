@@ -14,15 +14,18 @@ import linecache
 import math
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rung.engine.op_tracer import hooked
 
@@ -74,10 +77,6 @@ class Origin:
     is_fill: bool = False  # put there on purpose
 
     @property
-    def is_producer(self) -> bool:
-        return not self.given and not self.error
-
-    @property
     def peak(self) -> float:
         """The largest finite value that went in."""
         return max((max(abs(r.low), abs(r.high)) for r in self.inputs if math.isfinite(r.low)), default=math.nan)
@@ -108,14 +107,12 @@ def first_nonfinite(
 
 def is_finite(tensor: Tensor) -> bool:
     """Each element, and not their sum: sums of float16 overflow when nothing else does."""
-    if not _is_of_reals(tensor) or tensor.numel() == 0:
-        return True
-    return bool(torch.isfinite(tensor.detach()).all())
+    return not _is_of_reals(tensor) or bool(torch.isfinite(tensor.detach()).all())
 
 
 def is_usable(tensor: Tensor) -> bool:
     """Finite, and so is its norm, as the engine asks of weights and moments: beyond 1e19 nothing goes well."""
-    if not _is_of_reals(tensor) or tensor.numel() == 0:
+    if not _is_of_reals(tensor):
         return True
     is_wide = tensor.dtype is torch.float64 or tensor.is_complex()
     wide = tensor.detach() if is_wide else tensor.detach().float()
@@ -128,6 +125,11 @@ def is_mask(tensor: Tensor) -> bool:
     return values.is_floating_point() and bool(
         values.isneginf().any() and not (values.isnan() | values.isposinf()).any()
     )
+
+
+def error_line(error: BaseException, most: int | None = None) -> str:
+    """Its type and, in one line, what it says, or the first characters of that."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
 def _is_of_reals(tensor: Tensor) -> bool:
@@ -146,6 +148,8 @@ def range_of(name: str, tensor: Tensor) -> Range:
 
 
 class _Watch(TorchDispatchMode):
+    """Follows the damage: which storages are bad, and what made each of them so."""
+
     def __init__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.is_backward = False
@@ -156,20 +160,17 @@ class _Watch(TorchDispatchMode):
         self._modules_by_node: dict[int, str] = {}  # autograd's number of a forward operation -> its module
         self._names = {module: name.replace("_orig_mod.", "") or "model" for name, module in model.named_modules()}
         self._handles: list[Any] = []
-        for name, tensor in batch.items():
-            self._give(name, tensor, is_fill=False)
-        for name, tensor in model.named_parameters():
-            self._give(f"weight {name}", tensor, is_fill=is_mask(tensor))
+        given = [(name, tensor, False) for name, tensor in batch.items()]
+        given += [(f"weight {name}", tensor, is_mask(tensor)) for name, tensor in model.named_parameters()]
         for name, tensor in model.named_buffers():  # a table of -inf is a mask
-            self._give(f"buffer {name}", tensor, is_fill=not bool(torch.isnan(tensor).any()))
-
-    def _give(self, name: str, tensor: Tensor, is_fill: bool) -> None:
-        if not is_finite(tensor):
-            self._found.append(Origin(given=name, is_fill=is_fill))
-            self._origin[_storage(tensor)] = len(self._found) - 1
+            given.append((f"buffer {name}", tensor, not bool(torch.isnan(tensor).any())))
+        for name, tensor, is_fill in given:
+            if not is_finite(tensor):
+                self._origin[_storage(tensor)] = len(self._found)
+                self._found.append(Origin(given=name, is_fill=is_fill))
 
     def __enter__(self) -> _Watch:
-        self._handles = hooked((module, self._entering(name), self._leaving()) for module, name in self._names.items())
+        self._handles = hooked((module, self._enter_module, self._leave_module) for module in self._names)
         super().__enter__()
         return self
 
@@ -178,58 +179,61 @@ class _Watch(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self._stack.append(name)
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._names[module])
 
-    def _leaving(self) -> Callable[..., None]:
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            name, error = self._stack.pop() if self._stack else "", sys.exc_info()[1]
-            if error is not None and self._raised[0] is not error:  # the innermost module is left first
-                self._raised = (error, name)
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        name, error = self._stack.pop() if self._stack else "", sys.exc_info()[1]
+        if error is not None and self._raised[0] is not error:  # the innermost module is left first
+            self._raised = (error, name)
 
-        return leave
+    @property
+    def _module(self) -> str:
+        return self._stack[-1] if self._stack else ""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = list(_named_inputs(op, args, kwargs))
-        if op._schema.is_mutable:  # what it was must still be known when it has become something else
-            inputs = [(name, tensor, tensor.clone()) for name, tensor, _ in inputs]
+        names = ["input" if argument.name == "self" else argument.name for argument in op._schema.arguments]
+        inputs: list[_Input] = []
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            for tensor in _tensors(value):
+                # What it was must still be known when it has become something else.
+                inputs.append((name, tensor, tensor.clone() if op._schema.is_mutable else tensor))
         if not self.is_backward:
             self._modules_by_node.setdefault(torch.autograd._get_sequence_nr() - 1, self._module)
         try:
             outputs = op(*args, **kwargs)
         except Exception as error:
-            self._found.append(self._describe(op, inputs, error=_said(error)))
+            self._found.append(self._describe(op, inputs, error=error_line(error)))
             raise
-        self._judge(op, args, kwargs, inputs, [t for t in _tensors(outputs) if _is_of_reals(t)])
+        bad = []
+        for tensor in _tensors(outputs):
+            if not is_finite(tensor):
+                bad.append(tensor)
+            elif _is_of_reals(tensor) and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
+                self._origin.pop(_storage(tensor), None)  # overwritten whole
+        if bad:
+            odd = [x for x in tree_leaves([args, kwargs]) if isinstance(x, float) and not math.isfinite(x)]
+            number = self._culprit(op, inputs, odd, any(bool(torch.isnan(tensor).any()) for tensor in bad))
+            self._origin.update((_storage(tensor), number) for tensor in bad)
         return outputs
 
-    def _judge(self, op: Any, args: Any, kwargs: Any, inputs: list[_Input], outputs: list[Tensor]) -> None:
-        bad = [tensor for tensor in outputs if not is_finite(tensor)]
-        for tensor in outputs:
-            if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
-                self._origin.pop(_storage(tensor), None) if _not_in(tensor, bad) else None
-        if not bad:
-            return
+    def _culprit(self, op: Any, inputs: list[_Input], odd: list[float], has_nan: bool) -> int:
+        """The number of what made the bad output of an operation; `odd` are its arguments that are not finite."""
         known = [(self._origin[_storage(t)], name) for name, t, _ in inputs if _storage(t) in self._origin]
         serious = [(number, name) for number, name in known if not self._found[number].is_fill]
-        has_nan = any(bool(torch.isnan(tensor).any()) for tensor in bad)
         if serious:
             number, argument = min(serious)
-            self._consume(number, op, inputs, argument)
-        elif known and not has_nan:
-            number = min(known)[0]
-        else:
-            number = self._new(op, args, kwargs, inputs, has_nan)
-            fill = self._found[min(known)[0]] if known else None
-            self._found[number].filled = (fill.given or f"{fill.op} at {fill.line}") if fill is not None else ""
-        for tensor in bad:
-            self._origin[_storage(tensor)] = number
-
-    def _new(self, op: Any, args: Any, kwargs: Any, inputs: list[_Input], has_nan: bool) -> int:
-        """An operation that turned good into bad, or met something bad that nothing had made."""
+            found = self._found[number]
+            # The first that computes with what was bad from the start; views and casts only pass it on.
+            if found.given and not found.op and not op.is_view and _name(op) not in COPIES:
+                self._found[number] = self._describe(op, inputs)
+                self._found[number].given, self._found[number].argument = found.given, argument
+            return number
+        if known and not has_nan:
+            return min(known)[0]
+        # It turned good into bad, or met something bad that nothing had made.
         found = self._describe(op, inputs)
-        odd = [x for x in _numbers([args, kwargs]) if not math.isfinite(x)]
         is_put = found.op not in ARITHMETIC and any(map(math.isnan, odd))
         found.is_fill = found.op in EMPTIES or bool(odd and (not has_nan or is_put))
         strangers = [(n, was) for n, t, was in inputs if _storage(t) not in self._origin and not is_finite(was)]
@@ -237,33 +241,27 @@ class _Watch(TorchDispatchMode):
             found.argument, tensor = strangers[0]
             found.given = "a constant"
             found.is_fill = not has_nan and not bool(torch.isnan(tensor).any())
+        if known:
+            fill = self._found[min(known)[0]]
+            found.filled = fill.given or f"{fill.op} at {fill.line}"
         self._found.append(found)
         return len(self._found) - 1
 
-    def _consume(self, number: int, op: Any, inputs: list[_Input], argument: str) -> None:
-        """The first operation that computed with what was bad from the start; views and casts only pass it on."""
-        found = self._found[number]
-        if found.given and not found.op and not op.is_view and _name(op) not in COPIES:
-            met = self._describe(op, inputs)
-            met.given, met.argument = found.given, argument
-            self._found[number] = met
-
     def _describe(self, op: Any, inputs: list[_Input], error: str = "") -> Origin:
         found = Origin(_name(op), self._module, inputs=[range_of(name, was) for name, _, was in inputs], error=error)
-        frames = _frames_here()
-        node = torch._C._current_autograd_node() if self.is_backward else None
+        node: Any = torch._C._current_autograd_node() if self.is_backward else None
         if self.is_backward:
             found.phase = "recompute" if self._stack else "backward"
+        frames: Iterable[_Frame]
         if node is not None and not self._stack:
             found.node = node.name()
             found.module = self._modules_by_node.get(node._sequence_nr(), "")
-            frames = _frames_in(_metadata(node).get("traceback_") or [])
+            kept = (_FRAME.search(entry) for entry in reversed(node.metadata.get("traceback_") or []))
+            frames = ((match[1], int(match[2]), match[3]) for match in kept if match)
+        else:
+            frames = _frames(traceback.walk_stack(sys._getframe()))
         found.line, found.text = _users_line(frames)
         return found
-
-    @property
-    def _module(self) -> str:
-        return self._stack[-1] if self._stack else ""
 
     def origin_of(self, bad: Sequence[Tensor]) -> Origin | None:
         """The first that reached one of these."""
@@ -273,98 +271,43 @@ class _Watch(TorchDispatchMode):
 
     def raised(self, error: Exception) -> Origin:
         last = self._found[-1] if self._found else None
-        if last is not None and last.error == _said(error):
+        if last is not None and last.error == error_line(error):
             return last
-        frames = [(f.f_code.co_filename, line) for f, line in _unwound(error)]
-        line, text = _users_line(reversed(frames))
+        line, text = _users_line(_frames(reversed([*traceback.walk_tb(error.__traceback__)])))
         module = self._raised[1] if self._raised[0] is error else ""
-        return Origin(module=module, line=line, text=text, error=_said(error))
+        return Origin(module=module, line=line, text=text, error=error_line(error))
 
 
 _Input = tuple[str, Tensor, Tensor]  # an argument's name, the tensor, and what it held before
+_Frame = tuple[str, int, str]  # file, line, function
 
 
-def _named_inputs(op: Any, args: Any, kwargs: Any) -> Iterator[_Input]:
-    names = [argument.name for argument in op._schema.arguments]
-    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        for tensor in _tensors(value):
-            yield ("input" if name == "self" else name), tensor, tensor
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided:
-            yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, dict):
-        yield from _numbers(list(value.values()))
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _not_in(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    return all(tensor is not other for other in others)
-
-
 def _name(op: Any) -> str:
     return str(op).rpartition(".")[0]
 
 
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _frames(walked: Iterable[tuple[FrameType, int]]) -> Iterator[_Frame]:
+    return ((frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in walked)
 
 
-def _frames_here() -> Iterator[tuple[str, int]]:
-    """Innermost first, as far as the forward goes: who asked for the search is beside the point."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not first_nonfinite.__code__:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+def _users_line(frames: Iterable[_Frame]) -> tuple[str, str]:
+    """The innermost line of a model's own code, as file:line and its text. Frames come innermost first.
 
-
-def _frames_in(formatted: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Of a formatted stack, whose innermost frame comes last; as far as the forward goes."""
-    for entry in reversed(formatted):
-        match = _FRAME.search(entry)
-        if match and (match[1], match[3]) == (first_nonfinite.__code__.co_filename, first_nonfinite.__name__):
-            return
-        if match:
-            yield match[1], int(match[2])
-
-
-def _metadata(node: Any) -> dict[str, Any]:
-    found: dict[str, Any] = node.metadata  # which torch's types take for a method
-    return found
-
-
-def _unwound(error: BaseException) -> Iterator[tuple[Any, int]]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
-
-
-def _users_line(frames: Iterable[tuple[str, int]]) -> tuple[str, str]:
-    """The innermost line of a model's own code, as file:line and its text."""
-    for file, number in frames:
+    It is looked for as far as the forward goes: who asked for the search is beside the point.
+    """
+    for file, number, function in frames:
+        if (file, function) == (first_nonfinite.__code__.co_filename, first_nonfinite.__name__):
+            break
         if not file.startswith(("<", *_NOT_THE_USERS)):
-            return f"{_near(file)}:{number}", linecache.getline(file, number).strip()
+            here, path = Path.cwd(), Path(file)
+            near = str(path.relative_to(here)) if path.is_relative_to(here) else file
+            return f"{near}:{number}", linecache.getline(file, number).strip()
     return "", ""
-
-
-def _near(file: str) -> str:
-    """As a person in this folder would type it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,11 @@ from rung.engine.capture import Captured
 from rung.engine.prefetch import Micro
 from rung.engine.state import set_training
 from rung.errors import CheckpointError, RunError, UserError
-from rung.forensics.examine import NUM_OTHERS, Report, examine, look_at_update
-from rung.forensics.first import is_usable
-from rung.forensics.rerun import Broken, Rerun
-from rung.forensics.verdict import Verdict
+from rung.forensics.autopsy import autopsy
+from rung.forensics.examine import NUM_OTHERS, Report, examine
+from rung.forensics.first import error_line, is_usable
+from rung.forensics.rerun import Rerun
+from rung.forensics.verdict import Broken, Verdict
 from rung.forensics.walk import Walk
 from rung.runs.query import Run
 
@@ -37,16 +38,12 @@ def captured_steps(run: Run) -> list[int]:
 
 
 def read(run: Run, step: int | None) -> Captured:
-    """The capture of a step, or the latest one."""
+    """The capture of one of `captured_steps`, or the latest one."""
     known = captured_steps(run)
     if not known:
         raise RunError(
             f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step",
             code="no-capture",
-        )
-    if step is not None and step not in known:
-        raise RunError(
-            f"{run.id} has no capture of step {step}; it has {', '.join(map(str, known))}", code="no-capture"
         )
     path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"
     try:
@@ -62,76 +59,65 @@ def read(run: Run, step: int | None) -> Captured:
 def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug: bool = False) -> Verdict:
     """Why a captured step failed. `setup` is of the run's own config, as `build` leaves it, in one process."""
     fact = captured.facts[0]
-    walk = Walk(setup, run, fact["step"])
+    step, device = fact["step"], setup.world.device.type
+    walk = Walk(setup, run, step)
     restore(setup, captured.path)
     set_training(setup.state.model)
-    before = _before_the_step(setup, captured)
-    micros, lost = before.micros, Counter[str]()
+
+    # What of the recorded step is not here.
+    not_tested = []
+    if fact["device"].partition(":")[0] != device:
+        not_tested.append(f"the device of the run ({fact['device']}): this machine computes on {device}")
+    if fact["torch"] != torch.__version__:
+        not_tested.append(f"torch {fact['torch']}, with which it was recorded: here is {torch.__version__}")
+    lost_ranks = sorted(set(range(fact["num_ranks"])) - {f["rank"] for f in captured.facts})
+    not_tested += [f"rank {rank}: its batch was not captured" for rank in lost_ranks]
+
+    # The micros of all ranks. What a loss wrote into was captured as it left it; the data has it as it was.
+    of_ranks = [(f, m) for f, micros in zip(captured.facts, captured.micros, strict=True) for m in micros]
+    micros = [micro for _, micro in of_ranks]
+    written = ", ".join(sorted({name for f in captured.facts for name in f.get("written") or ()}))
+    evidence = []
+    try:
+        for number, (of_rank, micro) in enumerate(of_ranks):
+            if names := of_rank.get("written"):
+                arrays = setup.streams["train"].gather(micro.ids, micro.draw)
+                again = {name: torch.from_numpy(arrays[name].copy()) for name in names}
+                micros[number] = micro._replace(batch={**micro.batch, **again})
+        if written:
+            evidence.append(f"the loss writes into {written} of its batch; it was gathered again")
+    except Exception as error:  # of the stream, which may be anybody's
+        micros = [micro for _, micro in of_ranks]
+        why = error_line(error, 160)
+        not_tested.append(f"{written} as it was: the loss writes into it, and it cannot be gathered again ({why})")
     if is_debug:
         stop_here(setup, micros)
-    rerun = Rerun(
-        model=setup.state.model,
-        objectives=setup.state.objectives,
-        micros=micros,
-        precision=setup.precision,
-        nominal=setup.rate.rows_per_step * setup.rate.targets_per_row,
-        grad_clip=setup.cfg.optimizer.grad_clip,
-        lr=fact["lr"],
-        step=fact["step"],
+
+    lost = Counter[str]()
+    rerun = _rerun(
+        setup,
+        micros,
+        step,
+        fact["lr"],
         is_compiled=bool(fact["compile"]),
-        ranks=[f["rank"] for f, of_rank in zip(captured.facts, captured.micros, strict=True) for _ in of_rank],
-        other_batches=lambda: _others(setup, fact["step"], fact["position"], micros, lost),
-        older_weights=lambda: _older(walk, fact["step"]),
-        first_broken=lambda: _first_broken(walk, captured),
+        ranks=[of_rank["rank"] for of_rank, _ in of_ranks],
+        other_batches=lambda: _other_batches(setup, step, fact["position"], micros, lost),
+        older_weights=lambda: _older_weights(walk, step),
         masks=walk.masks,
     )
-    not_tested = _missing(setup, captured) + before.not_tested
-    verdict = examine(rerun, fact.get("error") or "", not_tested, report)
-    verdict.evidence += before.evidence
+    verdict = examine(rerun, fact.get("error") or "", not_tested, report, lambda: _first_broken(walk, captured))
+    verdict.evidence += evidence
     verdict.not_tested += [f"{count} of the other batches, not gathered: {why}" for why, count in lost.items()]
     return verdict
 
 
-class _Before(NamedTuple):
-    """The micros of all ranks as they were before the step."""
-
-    micros: list[Micro]
-    evidence: list[str]
-    not_tested: list[str]
+def _rerun(setup: Setup, micros: list[Micro], step: int, lr: float, **options: Any) -> Rerun:
+    state, rate = setup.state, setup.rate
+    nominal, grad_clip = rate.rows_per_step * rate.targets_per_row, setup.cfg.optimizer.grad_clip
+    return Rerun(state.model, state.objectives, micros, setup.precision, nominal, grad_clip, lr, step, **options)
 
 
-def _before_the_step(setup: Setup, captured: Captured) -> _Before:
-    """What a loss wrote into was captured as it left it; the data has it as it was."""
-    found = _Before([], [], [])
-    stream, written = setup.streams["train"], sorted({n for f in captured.facts for n in f.get("written") or ()})
-    try:
-        for fact, micros in zip(captured.facts, captured.micros, strict=True):
-            for micro in micros:
-                names = fact.get("written") or ()
-                arrays = stream.gather(micro.ids, micro.draw) if names else {}
-                again = {name: torch.from_numpy(arrays[name].copy()) for name in names}
-                found.micros.append(micro._replace(batch={**micro.batch, **again}))
-    except Exception as error:  # of the stream, which may be anybody's
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        said = f"{', '.join(written)} as it was: the loss writes into it, and it cannot be gathered again ({why})"
-        return _Before([micro for micros in captured.micros for micro in micros], [], [said])
-    if written:
-        found.evidence.append(f"the loss writes into {', '.join(written)} of its batch; it was gathered again")
-    return found
-
-
-def _missing(setup: Setup, captured: Captured) -> list[str]:
-    """What of the recorded step is not here."""
-    fact, said = captured.facts[0], []
-    if fact["device"].partition(":")[0] != setup.world.device.type:
-        said.append(f"the device of the run ({fact['device']}): this machine computes on {setup.world.device.type}")
-    if fact["torch"] != torch.__version__:
-        said.append(f"torch {fact['torch']}, with which it was recorded: here is {torch.__version__}")
-    lost = sorted(set(range(fact["num_ranks"])) - {f["rank"] for f in captured.facts})
-    return said + [f"rank {rank}: its batch was not captured" for rank in lost]
-
-
-def _others(
+def _other_batches(
     setup: Setup, step: int, position: int, micros: Sequence[Micro], lost: Counter[str]
 ) -> Iterator[list[Micro]]:
     """The rows of steps nearby in the places of this step's: those before it, then those after it.
@@ -150,17 +136,16 @@ def _others(
                 batch = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
                 others.append(Micro(ids[draw.rows], draw, batch))
         except Exception as error:  # of the stream, which may be anybody's
-            lost[f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"] += 1
+            lost[error_line(error, 160)] += 1
             continue
         yield others
 
 
-def _older(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _older_weights(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The last whole save before the step; and the beginning, since a save may already be ill."""
-    for save in reversed([s for s in walk.saves.steps() if s < step]):
-        if checkpoint.problem_of(walk.saves.at(save)) is None:
-            yield f"the weights of step {save}", checkpoint.load(walk.saves.at(save)).weights
-            break
+    save = walk.last_whole_save(step - 1)
+    if save is not None:
+        yield f"the weights of step {save}", checkpoint.load(walk.saves.at(save)).weights
     weights = walk.initial() if step > 0 else None
     if weights is not None:
         yield "the weights of the beginning", weights
@@ -169,41 +154,36 @@ def _older(walk: Walk, step: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
 def _first_broken(walk: Walk, captured: Captured) -> Broken | None:
     """Takes the steps before a capture again until the weights are no longer finite."""
     end = captured.facts[0]["step"]
+
+    def bad_weights() -> list[str]:
+        named = walk.setup.state.model.named_parameters()
+        return [name for name, p in named if name not in walk.masks and not is_usable(p)]
+
     try:
         begun = walk.go_to(end)
         start = walk.step
-        if _bad(walk):
-            return Broken(-1, begun, _bad(walk)) if start == 0 else None
+        if bad := bad_weights():
+            return Broken(-1, begun, bad) if start == 0 else None
         if end - start > MOST_STEPS:
             return None
         while walk.step <= end:
             step, row = walk.step, walk.take()
-            if bad := _bad(walk):
-                are_finite = row["skipped"] == 0
-                walk.go_to(step)
-                found = _autopsy(walk, step) if are_finite else None
-                return Broken(step, f"steps {start} to {step}", bad, are_finite, found)
+            if not (bad := bad_weights()):
+                continue
+            searched = f"steps {start} to {step}"
+            if row["skipped"] != 0:
+                return Broken(step, searched, bad)
+            # Gradients were finite, so the update broke them: up to it again, and looked at more closely.
+            walk.go_to(step)
+            while walk.step < step:
+                walk.take()
+            rerun = _rerun(walk.setup, walk.micros(), step, walk.lr())
+            return Broken(step, searched, bad, True, autopsy(rerun, rerun.take(with_update=True)))
         return Broken(end, f"steps {start} to {end} from {begun}")
     except UserError:
         return None
     finally:
         restore(walk.setup, captured.path)
-
-
-def _autopsy(walk: Walk, step: int) -> Any:
-    while walk.step < step:
-        walk.take()
-    setup = walk.setup
-    rerun = Rerun(
-        setup.state.model, setup.state.objectives, walk.micros(), setup.precision,
-        setup.rate.rows_per_step * setup.rate.targets_per_row, setup.cfg.optimizer.grad_clip, walk.lr(), step,
-    )  # fmt: skip
-    return look_at_update(rerun, rerun.take(with_update=True))
-
-
-def _bad(walk: Walk) -> list[str]:
-    named = walk.setup.state.model.named_parameters()
-    return [name for name, p in named if name not in walk.masks and not is_usable(p)]
 
 
 @dataclass(frozen=True)
@@ -260,16 +240,16 @@ def replay_healthy(setup: Setup, run: Run, step: int, report: Report, is_debug: 
     row = walk.take()
     loss, norm = rows[step]
     compared = Compared(step, begun, step - first + 1, row["loss"], row["norm"], float(loss), float(norm))
-    return compared if compared.is_equal else replace(compared, note=_why_not_equal(setup, run))
-
-
-def _why_not_equal(setup: Setup, run: Run) -> str:
+    if compared.is_equal:
+        return compared
     derived = run.document.get("derived") or {}
     if derived.get("num_ranks", 1) > 1:
-        return f"it ran on {derived['num_ranks']} ranks; in one process sums are added in another order"
-    if setup.world.device.type != "cpu" or "cpu" not in str(derived.get("device", "cpu")):
-        return "kernels of a GPU round as they like; system.deterministic=true makes them repeat themselves"
-    return "on a CPU it should be: other code, another torch, or a loss that depends on something besides the step"
+        note = f"it ran on {derived['num_ranks']} ranks; in one process sums are added in another order"
+    elif setup.world.device.type != "cpu" or "cpu" not in str(derived.get("device", "cpu")):
+        note = "kernels of a GPU round as they like; system.deterministic=true makes them repeat themselves"
+    else:
+        note = "on a CPU it should be: other code, another torch, or a loss that depends on something besides the step"
+    return replace(compared, note=note)
 
 
 def stop_here(setup: Setup, micros: Sequence[Micro]) -> None:

@@ -28,8 +28,7 @@ from rung.engine.optim import set_lr
 from rung.engine.precision import DTYPES, Precision
 from rung.engine.prefetch import Micro
 from rung.engine.step import seed_torch
-from rung.forensics.autopsy import Autopsy
-from rung.forensics.first import Origin, first_nonfinite, is_finite, is_usable
+from rung.forensics.first import Origin, error_line, first_nonfinite, is_finite, is_usable
 from rung.random import Draw
 
 Weights = Mapping[str, Tensor]
@@ -41,10 +40,6 @@ class Conditions(NamedTuple):
     dtype: str | None = None
     device: str | None = None
     is_compiled: bool = False
-
-    def __str__(self) -> str:
-        words = [self.dtype or "", f"on {self.device}" if self.device else "", "compiled" if self.is_compiled else ""]
-        return " ".join(filter(None, words)) or "eager"
 
 
 EAGER = Conditions()
@@ -59,8 +54,7 @@ class Try:
     objective: str = ""
     error: str = ""
     tensors: list[str] = field(default_factory=list)  # parameters whose gradient, weight or state is bad
-    losses: list[float] = field(default_factory=list)  # sums, in order of objectives and micros
-    counts: list[float] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)  # of targets, in order of objectives and micros
     norm: float = math.nan
     gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # as the update got them
 
@@ -69,23 +63,12 @@ class Try:
         return bool(self.place)
 
 
-class Broken(NamedTuple):
-    """The step that left weights behind that are not finite, found by taking the steps before again."""
-
-    step: int
-    searched: str  # which steps were taken, in words
-    tensors: list[str] = []
-    are_gradients_finite: bool = False
-    autopsy: Autopsy | None = None
-
-
 @dataclass
 class Rerun:
     """`micros` are those of all ranks, in order; `ranks` says whose each is. The model is in its training mode.
 
     `other_batches` gives micros of other steps with the draws of this one; `older_weights` names and weights of earlier
-    states; `first_broken` where weights that are bad became so. `seed` is called before each forward. `masks` are
-    parameters that hold -inf on purpose, from the beginning on.
+    states. `seed` is called before each forward. `masks` are parameters that hold -inf on purpose, from the start.
     """
 
     model: nn.Module
@@ -100,14 +83,13 @@ class Rerun:
     ranks: list[int] = field(default_factory=list)
     other_batches: Callable[[], Iterable[list[Micro]]] | None = None
     older_weights: Callable[[], Iterable[tuple[str, Weights]]] | None = None
-    first_broken: Callable[[], Broken | None] | None = None
     seed: Callable[[ObjectiveState, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
     masks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.ranks = self.ranks or [0] * len(self.micros)
         self.device = next(self.model.parameters()).device
-        self._names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         # On the host: the device may have no room for two.
         self._weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors()}
         plain = [module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)]
@@ -142,9 +124,8 @@ class Rerun:
 
     @property
     def bad_state(self) -> list[str]:
-        names = {id(parameter): name for parameter, name in self._names.items()}
         return [
-            f"{key} of {names.get(id(parameter), '?')}"
+            f"{key} of {self._names.get(parameter, '?')}"
             for optimizer in self._all_optimizers()
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
@@ -161,105 +142,92 @@ class Rerun:
         """The step, or what is left of it with fewer or other micros; stops at the first thing that is bad."""
         micros = self.micros if micros is None else micros
         tried = Try()
-        with self._conditions(conditions, weights) as bench:
+        with self._under(conditions, weights) as resolved:
             for objective in self.due:
-                total = self._add_up(objective, micros, bench, tried)
-                if not tried.fails:
-                    self._finish(total, len(micros), bench, tried)
-                if tried.fails:
+                total: dict[nn.Parameter, Tensor] = {}
+                for number, micro in enumerate(micros):
+                    tried.objective, tried.number = objective.name, number
+                    try:
+                        here = micro._replace(batch=resolved.moved(micro.batch))
+                        scalar, value, count = self._forward(objective, here, resolved)
+                        tried.counts.append(count)
+                        if not math.isfinite(value):
+                            tried.place = "loss"
+                            return tried
+                        torch.autograd.backward(scalar, inputs=objective.parameters)
+                    except Exception as error:  # of the model's own code; it is what is to be found out
+                        tried.place, tried.error = "error", error_line(error)
+                        return tried
+                    gradients = {p: p.grad for p in objective.parameters if p.grad is not None}
+                    tried.tensors = [self._names.get(p, "?") for p, g in gradients.items() if not is_finite(g)]
+                    if tried.tensors:
+                        tried.place = "gradient"
+                        return tried
+                    for parameter, gradient in gradients.items():
+                        total[parameter] = total[parameter].add_(gradient) if parameter in total else gradient
+                        parameter.grad = None
+                tried.number = None
+                tried.tensors = [self._names.get(p, "?") for p, g in total.items() if not is_finite(g)]
+                if tried.tensors:
+                    tried.place = "sum"
                     return tried
+
+                # As a Stepper does: divides by the count, takes the norm, clips. Clipping takes the norm in the type of
+                # the gradients, and may fail by it; a norm for our eyes only must not.
+                count = sum(tried.counts[-len(micros) :])
+                factor = self.nominal / (count if count > 0 else 1.0) / resolved.scale
+                small = () if self.grad_clip > 0 else (torch.float16, torch.bfloat16)
+                widened = [g.float() if g.dtype in small else g for g in total.values()]
+                tried.norm = float(torch.nn.utils.get_total_norm(widened)) * factor if total else 0.0
+                if not math.isfinite(tried.norm):
+                    tried.place = "norm"
+                    return tried
+                shrink = min(1.0, self.grad_clip / (tried.norm + 1e-6)) if self.grad_clip > 0 else 1.0
+                tried.gradients |= {parameter: gradient * (factor * shrink) for parameter, gradient in total.items()}
             if with_update:
                 bad_weights, bad_state = self.update(tried.gradients)
                 tried.place = "weights" if bad_weights else "state" if bad_state else ""
                 tried.tensors = bad_weights or bad_state
         return tried
 
-    def first(self, micro: Micro, objective: ObjectiveState, conditions: Conditions = EAGER) -> Origin | None:
+    def first(self, micro: Micro, objective: ObjectiveState) -> Origin | None:
         """The first operation that made something not finite, of one micro, eager."""
-        with self._conditions(conditions._replace(is_compiled=False)) as bench:
-            here = micro._replace(batch=bench.moved(micro.batch))
+        with self._under(EAGER) as resolved:
+            here = micro._replace(batch=resolved.moved(micro.batch))
             return first_nonfinite(
-                self.model, here.batch, lambda: self._forward(objective, here, bench)[0], objective.parameters
+                self.model, here.batch, lambda: self._forward(objective, here, resolved)[0], objective.parameters
             )
 
     @contextlib.contextmanager
-    def _conditions(self, conditions: Conditions, weights: Weights | None = None) -> Iterator[_Bench]:
+    def _under(self, conditions: Conditions, weights: Weights | None = None) -> Iterator[_Resolved]:
         """The model as a try wants it; afterwards as it was."""
         device = torch.device(conditions.device) if conditions.device else self.device
         scale = self.precision.loss_scale if conditions.dtype in (None, "float16") else None
         wide = {"float32": torch.float32, "float64": torch.float64}.get(conditions.dtype or "")
         dtype, factor = conditions.dtype or self.precision.name, 1.0 if scale is None else float(scale.scale)
-        bench = _Bench(dtype, device, wide, conditions.is_compiled, factor)
-        try:
-            with contextlib.ExitStack() as stack:
-                if not conditions.is_compiled:
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
-                if device != self.device:
-                    self.model.to(device)
-                if weights is not None:
-                    _load(self.model, weights)
-                if conditions.dtype == "float32":  # weights that are smaller, too
-                    self.model.float()
-                if conditions.dtype == "float64":
-                    self.model.double()
-                    stack.enter_context(_AllDouble())
-                yield bench
-        finally:
-            self._restore()
+        with self.undone(), contextlib.ExitStack() as stack:
+            if not conditions.is_compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if device != self.device:
+                self.model.to(device)
+            if weights is not None:
+                with torch.no_grad():
+                    for name, tensor in self._tensors():
+                        if name in weights and weights[name].shape == tensor.shape:
+                            tensor.copy_(weights[name])
+            if conditions.dtype == "float32":  # weights that are smaller, too
+                self.model.float()
+            if conditions.dtype == "float64":
+                self.model.double()
+                stack.enter_context(_AllDouble())
+            yield _Resolved(dtype, device, wide, conditions.is_compiled, factor)
 
-    def _forward(self, objective: ObjectiveState, micro: Micro, bench: _Bench) -> tuple[Tensor, float, float]:
+    def _forward(self, objective: ObjectiveState, micro: Micro, resolved: _Resolved) -> tuple[Tensor, float, float]:
         """The scalar to differentiate, the sum and the count."""
         self.seed(objective, micro)
-        with bench.autocast():
-            loss = (objective.loss if bench.is_compiled else objective.plain_loss)(micro.batch, micro.draw)
-        return loss.sum / self.nominal * bench.scale, float(loss.sum.detach()), float(loss.count)
-
-    def _add_up(
-        self, objective: ObjectiveState, micros: Sequence[Micro], bench: _Bench, tried: Try
-    ) -> dict[nn.Parameter, Tensor]:
-        total: dict[nn.Parameter, Tensor] = {}
-        for number, micro in enumerate(micros):
-            tried.objective, tried.number = objective.name, number
-            try:
-                here = micro._replace(batch=bench.moved(micro.batch))
-                scalar, value, count = self._forward(objective, here, bench)
-                tried.losses.append(value)
-                tried.counts.append(count)
-                if not math.isfinite(value):
-                    tried.place = "loss"
-                    return total
-                torch.autograd.backward(scalar, inputs=objective.parameters)
-            except Exception as error:  # of the model's own code; it is what is to be found out
-                tried.place, tried.error = "error", f"{type(error).__name__}: {' '.join(str(error).split())}"
-                return total
-            gradients = {p: p.grad for p in objective.parameters if p.grad is not None}
-            tried.tensors = [self._names.get(p, "?") for p, g in gradients.items() if not is_finite(g)]
-            if tried.tensors:
-                tried.place = "gradient"
-                return total
-            for parameter, gradient in gradients.items():
-                total[parameter] = total[parameter].add_(gradient) if parameter in total else gradient
-                parameter.grad = None
-        tried.tensors = [self._names.get(p, "?") for p, g in total.items() if not is_finite(g)]
-        tried.place, tried.number = "sum" if tried.tensors else "", None
-        return total
-
-    def _finish(self, total: dict[nn.Parameter, Tensor], num_micros: int, bench: _Bench, tried: Try) -> None:
-        """As a Stepper does: divides by the count, takes the norm, clips."""
-        count = sum(tried.counts[-num_micros:])
-        factor = self.nominal / (count if count > 0 else 1.0) / bench.scale
-        # Clipping takes the norm in the type of the gradients, and may fail by it; a norm for our eyes only must not.
-        is_used = self.grad_clip > 0
-        gradients = [
-            g if is_used or g.dtype not in (torch.float16, torch.bfloat16) else g.float() for g in total.values()
-        ]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) * factor if total else 0.0
-        tried.norm = norm
-        if not math.isfinite(norm):
-            tried.place = "norm"
-            return
-        shrink = min(1.0, self.grad_clip / (norm + 1e-6)) if self.grad_clip > 0 else 1.0
-        tried.gradients |= {parameter: gradient * (factor * shrink) for parameter, gradient in total.items()}
+        with resolved.autocast():
+            loss = (objective.loss if resolved.is_compiled else objective.plain_loss)(micro.batch, micro.draw)
+        return loss.sum / self.nominal * resolved.scale, float(loss.sum.detach()), float(loss.count)
 
     def update(self, gradients: Mapping[nn.Parameter, Tensor]) -> tuple[list[str], list[str]]:
         """Applies gradients; what weights and what of the optimizers' state is bad afterwards. Nothing is restored."""
@@ -276,34 +244,27 @@ class Rerun:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
+        """Weights, buffers, gradients and optimizers are afterwards as they were when this was made."""
         try:
             yield
         finally:
-            self._restore()
-
-    @torch.no_grad()
-    def _restore(self) -> None:
-        for module, buffers in self._buffers:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-        for name, tensor in self._tensors():
-            saved = self._weights.get(name)
-            if saved is None:  # nor can it be taken away
-                continue
-            if (tensor.dtype, tensor.shape, tensor.device) != (saved.dtype, saved.shape, self.device):
-                tensor.data = saved.to(self.device, copy=True)
-            else:
-                tensor.copy_(saved)
-            tensor.grad = None
-        if self._is_updated:
-            for optimizer, state in zip(self._all_optimizers(), self._optimizers, strict=True):
-                optimizer.load_state_dict(copy.deepcopy(state))
-            self._is_updated = False
-
-    def place_of(self, number: int) -> tuple[int, int]:
-        """Rank, and number of the micro within it."""
-        rank = self.ranks[number]
-        return rank, number - self.ranks.index(rank)
+            for module, buffers in self._buffers:
+                module._buffers.clear()
+                module._buffers.update(buffers)
+            with torch.no_grad():
+                for name, tensor in self._tensors():
+                    saved = self._weights.get(name)
+                    if saved is None:  # nor can it be taken away
+                        continue
+                    if (tensor.dtype, tensor.shape, tensor.device) != (saved.dtype, saved.shape, self.device):
+                        tensor.data = saved.to(self.device, copy=True)
+                    else:
+                        tensor.copy_(saved)
+                    tensor.grad = None
+            if self._is_updated:
+                for optimizer, state in zip(self._all_optimizers(), self._optimizers, strict=True):
+                    optimizer.load_state_dict(copy.deepcopy(state))
+                self._is_updated = False
 
 
 def rows_of(micro: Micro, rows: np.ndarray) -> Micro:
@@ -317,8 +278,8 @@ def rows_of(micro: Micro, rows: np.ndarray) -> Micro:
     return Micro(micro.ids[rows], Draw(draw.seed, draw.step, draw.rows[rows]), batch)
 
 
-class _Bench(NamedTuple):
-    """The conditions of a try, settled."""
+class _Resolved(NamedTuple):
+    """The conditions of a try, with what was recorded in place of None."""
 
     dtype: str
     device: torch.device
@@ -337,14 +298,6 @@ class _Bench(NamedTuple):
             name: t.to(self.device, (self.floats or t.dtype) if t.is_floating_point() else t.dtype, copy=True)
             for name, t in batch.items()
         }
-
-
-@torch.no_grad()
-def _load(model: nn.Module, weights: Weights) -> None:
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in weights.items():
-        if name in own and own[name].shape == tensor.shape:
-            own[name].copy_(tensor)
 
 
 class _AllDouble(TorchFunctionMode):

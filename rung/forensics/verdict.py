@@ -9,16 +9,26 @@ eager does not, a number that a wider type holds. What could not be asked is sai
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rung.forensics.autopsy import Autopsy
 from rung.forensics.first import Origin
-from rung.forensics.rerun import Broken, Try
+from rung.forensics.rerun import Try
 
 ORIGINS = ("DATA", "WEIGHTS", "OPTIMIZER", "MODEL MATH", "PRECISION", "DEVICE", "COMPILER", "COMBINATION", "TRANSIENT",
            "NORM OVERFLOW")  # fmt: skip
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38}
+
+
+class Broken(NamedTuple):
+    """The step that left weights behind that are not finite, found by taking the steps before again."""
+
+    step: int
+    searched: str  # which steps were taken, in words
+    tensors: list[str] = []
+    are_gradients_finite: bool = False
+    autopsy: Autopsy | None = None
 
 
 @dataclass
@@ -99,39 +109,20 @@ class Verdict:
         return lines + ([f"  {'try':<10}{self.remedy}"] if self.remedy else [])
 
 
-REMEDIES = {
-    "go back": "go back to a save from before",
-    "begin": "fix the initial weights",
-    "between": "look for code that writes into weights between steps; resume from the last save",
-    "forward": "find what writes into this weight during the forward; resume from the save before",
-    "transient": "resume from the last save; if it comes back at other steps, suspect the machine (memory, heat), or "
-    "code that depends on something besides the step: a clock, a counter, a file",
-    "state": "go back to a save from before; a gradient whose square does not fit makes such a state",
-    "norm": "scale the loss down, or fix what makes gradients this large; nothing else is wrong with the step",
+# By the cause that an autopsy found.
+OPTIMIZER_REMEDIES = {
     "eps": "keep trained weights in float32 with autocast, or take eps of 1e-6 or more, or a fused optimizer",
     "square": "keep trained weights in float32 with autocast, or clip gradients before the update",
     "large": "lower the learning rate, warm up longer, or clip gradients",
     "rate": "fix the schedule: it must give a finite number at every step",
     "size": "lower the learning rate, or keep weights in float32",
     "unknown": "compare with another optimizer",
-    "compiler": "train without compilation, or leave the module out of it",
-    "precision": "train in the wider type, or take this operation out of autocast",
-    "device": "report the kernel; until then compute this operation another way, or on the CPU",
-    "no target": "drop rows without targets, or sum losses and count targets instead of taking means",
-    "given": "fix or drop the sample",
-    "error": "fix or drop the sample, or make the model large enough for it",
-    "sample": "look at the sample; if it is as it should be, guard the operation against it",
-    "skip": "leave this batch out; if it happens often, lower the learning rate or clip harder",
-    "weights": "go back to a save from before, with a lower learning rate or a longer warm-up",
-    "math": "guard the operation: an eps inside, a clamp before, or a form that cannot overflow",
-    "code": "fix the model: it raises whatever it is given",
 }
 
 
 def judge(a: Answers) -> Verdict:
     """The questions in their order; the first that has an answer decides."""
     verdict = _settled(a) or _by_conditions(a) or _by_counterfactuals(a)
-    verdict.remedy = REMEDIES[verdict.remedy]
     verdict.rank, verdict.micro = a.rank, a.micro
     verdict.not_tested = a.not_tested
     verdict.evidence += a.batch + _evidence(a)
@@ -147,99 +138,111 @@ def judge(a: Answers) -> Verdict:
 def _settled(a: Answers) -> Verdict | None:
     """What needs no comparison."""
     if a.bad_weights:
-        return _weights(a)
+        broken, names = a.broken, _some(a.bad_weights)
+        if broken is None:
+            what = f"not finite before the step: {names}; since when could not be found"
+            return Verdict("WEIGHTS", "likely", what, a.step, remedy="go back to a save from before")
+        if broken.step < 0:
+            what = f"not finite when the run began: {names}"
+            return Verdict("WEIGHTS", "sure", what, a.step, remedy="fix the initial weights")
+        if broken.are_gradients_finite:
+            return _optimizer(broken.autopsy, broken.step, broken.tensors)
+        if broken.tensors:
+            what = f"{_some(broken.tensors)} became non-finite in the forward of step {broken.step}, before any update"
+            remedy = "find what writes into this weight during the forward; resume from the save before"
+            return Verdict("WEIGHTS", "sure", what, broken.step, remedy=remedy)
+        what = f"not finite before the step: {names}; {broken.searched}, taken again, left them finite"
+        remedy = "look for code that writes into weights between steps; resume from the last save"
+        return Verdict("WEIGHTS", "likely", what, a.step, remedy=remedy)
     if a.bad_state:
         what = f"the optimizer's state was not finite before the step: {_some(a.bad_state)}"
-        return Verdict("OPTIMIZER", "sure", what, a.step, remedy="state")
-    if a.failed is None and not a.num_tries:
-        what = "it was kept without a batch, and weights and moments are finite: there is nothing to take again"
-        return Verdict("TRANSIENT", "unsure", what, a.step, remedy="transient")
+        remedy = "go back to a save from before; a gradient whose square does not fit makes such a state"
+        return Verdict("OPTIMIZER", "sure", what, a.step, remedy=remedy)
     if a.failed is None:
-        how = f"raised {a.error}" if a.error else "failed"
+        how, confidence = f"raised {a.error}" if a.error else "failed", "unsure" if a.not_tested else "likely"
         what = f"it {how} when it was recorded, and did not once in {a.num_tries} tries of the same numbers"
-        return Verdict("TRANSIENT", "unsure" if a.not_tested else "likely", what, a.step, remedy="transient")
+        if not a.num_tries:
+            what = "it was kept without a batch, and weights and moments are finite: there is nothing to take again"
+            confidence = "unsure"
+        remedy = (
+            "resume from the last save; if it comes back at other steps, suspect the machine (memory, heat), or code "
+            "that depends on something besides the step: a clock, a counter, a file"
+        )
+        return Verdict("TRANSIENT", confidence, what, a.step, remedy=remedy)
     if a.failed.place in ("weights", "state"):
         return _optimizer(a.autopsy, a.step, a.failed.tensors)
     if a.failed.place == "norm":
         what = "every gradient is finite, only their norm is not: it does not fit"
-        return Verdict("NORM OVERFLOW", "sure", what, a.step, remedy="norm")
+        remedy = "scale the loss down, or fix what makes gradients this large; nothing else is wrong with the step"
+        return Verdict("NORM OVERFLOW", "sure", what, a.step, remedy=remedy)
     return None
-
-
-def _weights(a: Answers) -> Verdict:
-    """Weights that were bad before the step: since when, and by whose hand."""
-    names, broken = _some(a.bad_weights), a.broken
-    if broken is None:
-        what = f"not finite before the step: {names}; since when could not be found"
-        return Verdict("WEIGHTS", "likely", what, a.step, remedy="go back")
-    if broken.step < 0:
-        return Verdict("WEIGHTS", "sure", f"not finite when the run began: {names}", a.step, remedy="begin")
-    if broken.are_gradients_finite:
-        return _optimizer(broken.autopsy, broken.step, broken.tensors)
-    if broken.tensors:
-        what = f"{_some(broken.tensors)} became non-finite in the forward of step {broken.step}, before any update"
-        return Verdict("WEIGHTS", "sure", what, broken.step, remedy="forward")
-    what = f"not finite before the step: {names}; {broken.searched}, taken again, left them finite"
-    return Verdict("WEIGHTS", "likely", what, a.step, remedy="between")
 
 
 def _optimizer(found: Autopsy | None, step: int, tensors: list[str]) -> Verdict:
     what = f"gradients were finite, and the update broke {_some(tensors)}"
     if found is None:
-        return Verdict("OPTIMIZER", "sure", what, step, remedy="unknown")
+        return Verdict("OPTIMIZER", "sure", what, step, remedy=OPTIMIZER_REMEDIES["unknown"])
     evidence = [f"implementations that stay finite: {', '.join(found.fine)}"] if found.fine else []
-    what = f"{what}: in {found.tensor} {found.what}"
-    return Verdict("OPTIMIZER", "sure", what, step, evidence=evidence, remedy=found.cause)
+    what, remedy = f"{what}: in {found.tensor} {found.what}", OPTIMIZER_REMEDIES[found.cause]
+    return Verdict("OPTIMIZER", "sure", what, step, evidence=evidence, remedy=remedy)
 
 
 def _by_conditions(a: Answers) -> Verdict | None:
     """A failure that goes away with the compiler, the precision or the device is theirs."""
     at = _at(a.found)
     if a.is_compiled and a.ladder.get("eager") is False:
-        changes = {"system.compile": "false"}
-        return Verdict("COMPILER", "sure", "it fails compiled, not eager", a.step, remedy="compiler", changes=changes)
+        what, remedy = "it fails compiled, not eager", "train without compilation, or leave the module out of it"
+        return Verdict("COMPILER", "sure", what, a.step, remedy=remedy, changes={"system.compile": "false"})
     if a.ladder.get("float32") is False:
         changes = {"system.dtype": "bfloat16" if a.ladder.get("bfloat16") is False else "float32"}
         confidence = "sure" if a.ladder.get("float64 on cpu") is False else "likely"
         what = f"it fails in {a.dtype}, not in float32{at}"
-        return Verdict("PRECISION", confidence, what, a.step, remedy="precision", changes=changes)
+        remedy = "train in the wider type, or take this operation out of autocast"
+        return Verdict("PRECISION", confidence, what, a.step, remedy=remedy, changes=changes)
     if a.device != "cpu" and a.ladder.get("float32 on cpu") is False:
         what = f"it fails on {a.device} in float32, not on the CPU{at}"
-        return Verdict("DEVICE", "likely", what, a.step, remedy="device")
+        remedy = "report the kernel; until then compute this operation another way, or on the CPU"
+        return Verdict("DEVICE", "likely", what, a.step, remedy=remedy)
     return None
 
 
 def _by_counterfactuals(a: Answers) -> Verdict:
     """This batch with other weights, these weights with other batches."""
     at, given = _at(a.found), a.found.given if a.found is not None else ""
-    is_error = a.failed is not None and a.failed.place == "error"
+    error = a.failed.error if a.failed is not None and a.failed.place == "error" else None
     # One of four or more may be bad in its own right; when many are, it is not this batch.
     only_this_batch = None if a.others is None else a.others[0] * 4 <= a.others[1]
     only_these_weights = None if a.older is None else not a.older[1]
     if a.is_empty and only_this_batch is not False:
         what = f"none of the targets of the micro counts: its loss is a mean over nothing{at}"
-        return Verdict("DATA", "sure", what, a.step, remedy="no target")
+        remedy = "drop rows without targets, or sum losses and count targets instead of taking means"
+        return Verdict("DATA", "sure", what, a.step, remedy=remedy)
     if given and not given.startswith(("weight ", "buffer ", "a constant")):
         what = f"{given} of the batch is not finite before anything is computed{at}"
-        return Verdict("DATA", "sure", what, a.step, remedy="given")
-    if is_error and a.failed is not None and (only_this_batch or a.is_out_of_range):
-        what = f"the model raised {a.failed.error}{at}"
-        return Verdict("DATA", "sure" if only_this_batch else "likely", what, a.step, remedy="error")
-    if is_error and a.failed is not None:
-        return Verdict("MODEL MATH", "likely", f"the model raised {a.failed.error}{at}", a.step, remedy="code")
+        return Verdict("DATA", "sure", what, a.step, remedy="fix or drop the sample")
+    if error is not None:
+        what, confidence = f"the model raised {error}{at}", "sure" if only_this_batch else "likely"
+        if only_this_batch or a.is_out_of_range:
+            remedy = "fix or drop the sample, or make the model large enough for it"
+            return Verdict("DATA", confidence, what, a.step, remedy=remedy)
+        return Verdict("MODEL MATH", "likely", what, a.step, remedy="fix the model: it raises whatever it is given")
     if only_this_batch and only_these_weights:
-        what, changes = f"this batch fails, and with these weights only{at}", {"guard.policy": "skip"}
-        return Verdict("COMBINATION", "sure", what, a.step, remedy="skip", changes=changes)
+        what = f"this batch fails, and with these weights only{at}"
+        remedy = "leave this batch out; if it happens often, lower the learning rate or clip harder"
+        return Verdict("COMBINATION", "sure", what, a.step, remedy=remedy, changes={"guard.policy": "skip"})
     if only_this_batch:
         confidence = "sure" if only_these_weights is False else "likely"
-        return Verdict("DATA", confidence, f"only this batch fails{at}", a.step, remedy="sample")
+        remedy = "look at the sample; if it is as it should be, guard the operation against it"
+        return Verdict("DATA", confidence, f"only this batch fails{at}", a.step, remedy=remedy)
     if only_these_weights:
         confidence = "sure" if only_this_batch is False else "unsure"
         what = f"these weights fail with other batches too, older ones do not{at}"
-        return Verdict("WEIGHTS", confidence, what, a.step, remedy="weights")
+        remedy = "go back to a save from before, with a lower learning rate or a longer warm-up"
+        return Verdict("WEIGHTS", confidence, what, a.step, remedy=remedy)
     is_known = only_this_batch is False and (only_these_weights is False or a.step == 0)
+    remedy = "guard the operation: an eps inside, a clamp before, or a form that cannot overflow"
     what = f"it fails whatever it is given{at}"
-    return Verdict("MODEL MATH", "sure" if is_known else "unsure", what, a.step, remedy="math")
+    return Verdict("MODEL MATH", "sure" if is_known else "unsure", what, a.step, remedy=remedy)
 
 
 def _at(found: Origin | None) -> str:

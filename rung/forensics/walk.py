@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from rung.engine.build import Setup, restore
 from rung.engine.clock import Clock
 from rung.engine.config import SCRATCH
 from rung.engine.init_from import external_source, find_checkpoint, fingerprint
-from rung.engine.prefetch import BatchLayout, Micro, Origin, Prefetcher
+from rung.engine.prefetch import Micro, Origin, Prefetcher
 from rung.engine.signals import Signals
 from rung.engine.state import Progress, set_training
 from rung.errors import UserError
@@ -53,16 +52,13 @@ class Detours:
         for event in events:
             if event["kind"] == "skip":
                 found.left_out.add(event["step"])
-            elif event["kind"] == "resume":
-                found._forget(event["step"])
-            elif event["kind"] == "rollback":
-                found._forget(event["to"])
-                found.positions[event["to"]] = event["position"]
+            elif event["kind"] in ("resume", "rollback"):
+                begins = event["step"] if event["kind"] == "resume" else event["to"]
+                found.positions = {at: position for at, position in found.positions.items() if at < begins}
+                found.left_out = {at for at in found.left_out if at < begins}
+                if event["kind"] == "rollback":
+                    found.positions[begins] = event["position"]
         return found
-
-    def _forget(self, step: int) -> None:
-        self.positions = {at: position for at, position in self.positions.items() if at < step}
-        self.left_out = {at for at in self.left_out if at < step}
 
 
 class Walk:
@@ -87,39 +83,30 @@ class Walk:
 
     def initial(self) -> dict[str, Tensor] | None:
         """The weights the run began with; None where they were those of others and are gone, or are other ones now."""
-        if self.setup.cfg.init_from in SCRATCH:
+        origin, model = self.setup.cfg.init_from, self.setup.state.model
+        if origin in SCRATCH:
             return self._initial
         try:
-            source = self._origin()
-            if source is None:
-                return None
+            # Where init_from led when the run began: a run that was named may have a better save since.
+            source = external_source(origin) or find_checkpoint(origin, self._run.path.parent.parent)
+            began_with = (self._run.document.get("derived") or {}).get("weights_from")
+            if began_with is not None and fingerprint(source) != began_with:
+                source = save_folder(source.parent, began_with.get("step", -1))
+                if fingerprint(source) != began_with:
+                    return None
             if external_source(str(source)) is None:
                 return self._initial | checkpoint.load(source).weights
-            return self._pretrained(source)
+            # The first weights once more with those of others in them, as the build did it.
+            now = copy_of(model)
+            try:
+                load(model, self._initial)
+                assert isinstance(self.setup.recipe, Pretrained)  # or the run could not have begun
+                self.setup.recipe.load_pretrained(model, source)
+                return copy_of(model)
+            finally:
+                load(model, now)
         except (UserError, OSError):
             return None
-
-    def _origin(self) -> Path | None:
-        """Where init_from led when the run began: a run that was named may have a better save since."""
-        origin = self.setup.cfg.init_from
-        began_with = (self._run.document.get("derived") or {}).get("weights_from")
-        source = external_source(origin) or find_checkpoint(origin, self._run.path.parent.parent)
-        if began_with is None or fingerprint(source) == began_with:
-            return source
-        source = save_folder(source.parent, began_with.get("step", -1))
-        return source if fingerprint(source) == began_with else None
-
-    def _pretrained(self, source: Path) -> dict[str, Tensor]:
-        """The first weights once more with those of others in them, as the build did it."""
-        model = self.setup.state.model
-        now = copy_of(model)
-        try:
-            load(model, self._initial)
-            assert isinstance(self.setup.recipe, Pretrained)  # or the run could not have begun
-            self.setup.recipe.load_pretrained(model, source)
-            return copy_of(model)
-        finally:
-            load(model, now)
 
     @cached_property
     def masks(self) -> frozenset[str]:
@@ -128,29 +115,32 @@ class Walk:
 
     def go_to(self, step: int) -> str:
         """The last whole save at or before a step, or else the beginning; says which."""
-        self.setup.stepper.guard.open()
-        for save in reversed([s for s in self.saves.steps() if s <= step]):
-            if checkpoint.problem_of(self.saves.at(save)) is None:
-                restore(self.setup, self.saves.at(save))
-                self._begin()
-                return f"the save of step {save}"
-        weights = self.initial()
-        if weights is None:
-            raise UserError(
-                f"{self._run.id} has no whole save at or before step {step}, and the weights it began with "
-                f"(init_from={self.setup.cfg.init_from}) are gone or are other ones now; name a step after its first "
-                "save",
-                code="no-checkpoint",
-            )
-        load(self.setup.state.model, weights)
-        self.setup.state.load_tensors(self._fresh)
-        self.setup.state.progress = Progress()
-        self._begin()
-        return "the beginning"
-
-    def _begin(self) -> None:
-        set_training(self.setup.state.model)
+        setup, begun = self.setup, "the beginning"
+        setup.stepper.guard.open()
+        save = self.last_whole_save(step)
+        if save is not None:
+            restore(setup, self.saves.at(save))
+            begun = f"the save of step {save}"
+        else:
+            weights = self.initial()
+            if weights is None:
+                raise UserError(
+                    f"{self._run.id} has no whole save at or before step {step}, and the weights it began with "
+                    f"(init_from={setup.cfg.init_from}) are gone or are other ones now; name a step after its first "
+                    "save",
+                    code="no-checkpoint",
+                )
+            load(setup.state.model, weights)
+            setup.state.load_tensors(self._fresh)
+            setup.state.progress = Progress()
+        set_training(setup.state.model)
         self._arrive()
+        return begun
+
+    def last_whole_save(self, step: int) -> int | None:
+        """At or before a step."""
+        before = [save for save in self.saves.steps() if save <= step]
+        return next((save for save in reversed(before) if checkpoint.problem_of(self.saves.at(save)) is None), None)
 
     def _arrive(self) -> None:
         """At the state before a step, with the rows that the run took from there."""
@@ -159,8 +149,10 @@ class Walk:
 
     def micros(self) -> list[Micro]:
         """Of the step that comes next."""
-        progress = self.setup.state.progress
-        return micros_at(self.setup, self.setup.layout, progress.step, progress.position)
+        setup, progress = self.setup, self.setup.state.progress
+        origin = Origin(progress.step, progress.position)
+        train, device = setup.streams["train"], setup.world.device
+        return Prefetcher(train, setup.layout, setup.cfg.seed, device, 0, origin).take(progress.step)
 
     def lr(self) -> float:
         return self.setup.schedule.lr(self.step, [loss for step, loss in self._evals if step <= self.step])
@@ -182,18 +174,13 @@ class Walk:
         return next(iter(signals.ready(wait=True))).values
 
 
-def micros_at(setup: Setup, cut: BatchLayout, step: int, position: int) -> list[Micro]:
-    return Prefetcher(setup.streams["train"], cut, setup.cfg.seed, setup.world.device, 0, Origin(step, position)).take(
-        step
-    )
-
-
 def copy_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    """As a save has them: a tied weight once, or its second name would undo what is loaded under the first."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in checkpoint.canonical(model).items()}
 
 
 @torch.no_grad()
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    for name, tensor in model.state_dict().items():
+    for name, tensor in checkpoint.canonical(model).items():
         if name in weights:
             tensor.copy_(weights[name])

@@ -88,15 +88,6 @@ def is_time(unix_s: float) -> bool:
     return 0 <= unix_s < _YEAR_10000
 
 
-def flattened(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of each leaf; an empty mapping is a leaf."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
 def put(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Sets a leaf of a tree, making the branches to it."""
     for key in keys[:-1]:

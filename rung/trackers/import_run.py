@@ -2,7 +2,7 @@
 
 A run is whole or absent: run.json comes last. It says where it came from under `imported`, and the same run of the same
 tracker is imported once, unless asked for again. Metrics that surely are what rung has a name for get that name
-(`renamed_to`), evals become evals (runs/metricnames.py); the old names are kept under `imported`. Nothing of this
+(`renamed`), evals become evals (runs/metricnames.py); the old names are kept under `imported`. Nothing of this
 machine goes into the run: times, versions and packages are those of the source, and what it does not say stays unknown.
 """
 
@@ -12,21 +12,23 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml  # type: ignore[import-untyped]
 
 from rung.files import write_whole
+from rung.runs.fields import leaves
 from rung.runs.files import plain, to_json, write_json
 from rung.runs.metricnames import eval_of, usual_name
 from rung.runs.metrics import numbers
 from rung.runs.query import Run, list_runs
 from rung.runs.record import SCHEMA, check_name, claimed
-from rung.trackers.history import History, flattened, is_time
+from rung.trackers.history import History, is_time
 
 _OURS = ("step", "unix_s")  # every row has these already
 
@@ -45,25 +47,52 @@ def import_run(history: History, root: Path, experiment: str, is_dry: bool = Fal
     """Writes the run as the next of `experiment`; nothing of it is left behind if that fails."""
     check_name(experiment)
     names = renamed(history)
-    evals = _evals(history, names)
-    remark = left_out(history)
+    eval_names = {name: eval_of(name) for name, new in names.items() if new.startswith("eval/")}
+    evals: list[dict[str, Any]] = []
+    for step, unix_s, values in history.rows():
+        results: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            found = eval_names.get(name)
+            if found is not None:
+                results.setdefault(found.set, {})[found.name] = value
+        if results:
+            evals.append({"kind": "eval", "step": step, "unix_s": unix_s, "segment": 0, "results": results})
+
+    # What was not imported, in words.
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(history.left_out.items()))
+    remarks = [f"not imported: {counted}"] if counted else []
+    if history.num_replaced:
+        remarks.append(f"{history.num_replaced} values were logged again later; the later ones count")
+    remark = "; ".join(filter(None, [*remarks, *history.problems]))
     if is_dry:
         return ImportResult(history, None, len(evals), remark)
+
+    encode = msgspec.json.Encoder().encode
+    lines: list[bytes] = []
+    steps: list[int] = []
+    for step, unix_s, values in history.rows():
+        row = {"step": step, "unix_s": (history.started or 0.0) if unix_s is None else unix_s}
+        lines.append(encode(numbers({**row, **{names[name]: value for name, value in values.items()}})) + b"\n")
+        steps.append(step)
+    events = [*evals]
+    for at, unix_s, text in history.remarks:
+        events.append({"kind": "note", "step": at, "unix_s": unix_s, "segment": 0, "text": text})
+    if remark:
+        events.append({"kind": "warning", "step": None, "unix_s": time.time(), "segment": 0, "text": remark})
+    last = steps[-1] if steps else None
+    events.append({"kind": "end", "step": last, "unix_s": history.ended, "segment": 0, "status": history.status})
+    config = plain(history.config)
     with claimed(root, experiment) as path:
-        run_id = f"{experiment}/{path.name}"
         (path / "metrics").mkdir()
-        write_whole(path / "metrics" / "000.ndjson", _rows(history, names))
-        write_whole(path / "events.ndjson", _events(history, evals))
-        write_whole(path / "config.yaml", _yaml(plain(history.config)))
-        sources = {key: history.tracker for key, _ in flattened(plain(history.config))}
-        write_json(path / "config.sources.json", sources)
+        write_whole(path / "metrics" / "000.ndjson", b"".join(lines))
+        write_whole(path / "events.ndjson", b"".join(to_json(event) + b"\n" for event in events))
+        write_whole(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
+        write_json(path / "config.sources.json", {key: history.tracker for key, _ in leaves(config)})
         write_json(path / "data.json", {})
         write_json(path / "definitions.json", {})
         write_json(path / "env.json", history.environment)
-        document = _document(history, experiment, int(path.name), evals)
-        document["imported"]["renamed"] = {new: old for old, new in names.items() if new != old}
-        write_json(path / "run.json", document)
-    return ImportResult(history, run_id, len(evals), remark)
+        write_json(path / "run.json", _document(history, experiment, int(path.name), names, steps, evals))
+        return ImportResult(history, f"{experiment}/{path.name}", len(evals), remark)
 
 
 def earlier(root: Path) -> Callable[[History], Run | None]:
@@ -85,74 +114,33 @@ def experiment_for(history: History) -> str:
 
 def renamed(history: History) -> dict[str, str]:
     """Source's name of each metric -> its name here. No two become one: the first keeps the name they would share."""
-    names = history.names
-    taken = {name for name in names if name not in _OURS and renamed_to(name) == name}
+    wanted = {}
+    for name in history.names:
+        found = eval_of(name)
+        wanted[name] = f"eval/{found.set}/{found.name}" if found is not None else usual_name(name) or name
+    taken = {name for name, new in wanted.items() if name not in _OURS and new == name}
     out = {}
-    for name in names:
-        new = f"{history.tracker}/{name}" if name in _OURS else renamed_to(name)
-        if name not in _OURS and new in taken and new != name:
+    for name, new in wanted.items():
+        if name in _OURS:
+            new = f"{history.tracker}/{name}"
+            while new in taken:
+                new = f"{history.tracker}/{new}"
+        elif new in taken:
             new = name
-        while name in _OURS and new in taken:
-            new = f"{history.tracker}/{new}"
         taken.add(new)
         out[name] = new
     return out
 
 
-def renamed_to(name: str) -> str:
-    found = eval_of(name)
-    if found is not None:
-        return f"eval/{found[0]}/{found[1]}"
-    return usual_name(name) or name
-
-
-def left_out(history: History) -> str:
-    """What was not imported, in words."""
-    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(history.left_out.items()))
-    words = [f"not imported: {counted}" if counted else ""]
-    if history.num_replaced:
-        words.append(f"{history.num_replaced} values were logged again later; the later ones count")
-    return "; ".join(filter(None, [*words, *history.problems]))
-
-
-def _rows(history: History, names: Mapping[str, str]) -> bytes:
-    encode = msgspec.json.Encoder().encode
-    fallback = history.started or 0.0
-    lines = []
-    for step, unix_s, values in history.rows():
-        row = {"step": step, "unix_s": fallback if unix_s is None else unix_s}
-        lines.append(encode(numbers({**row, **{names[name]: value for name, value in values.items()}})))
-    return b"".join(line + b"\n" for line in lines)
-
-
-def _evals(history: History, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The eval events: of each step, set -> name -> value."""
-    which = {name: eval_of(name) for name, new in names.items() if new.startswith("eval/")}
-    events = []
-    for step, unix_s, values in history.rows():
-        results: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            found = which.get(name)
-            if found is not None:
-                results.setdefault(found[0], {})[found[1]] = value
-        if results:
-            events.append({"kind": "eval", "step": step, "unix_s": unix_s, "segment": 0, "results": results})
-    return events
-
-
-def _events(history: History, evals: list[dict[str, Any]]) -> bytes:
-    events = [*evals]
-    for step, unix_s, text in history.remarks:
-        events.append({"kind": "note", "step": step, "unix_s": unix_s, "segment": 0, "text": text})
-    if remark := left_out(history):
-        events.append({"kind": "warning", "step": None, "unix_s": time.time(), "segment": 0, "text": remark})
-    last = max((step for step, _, _ in history.rows()), default=None)
-    end = {"kind": "end", "step": last, "unix_s": history.ended, "segment": 0, "status": history.status}
-    return b"".join(to_json(event) + b"\n" for event in [*events, end])
-
-
-def _document(history: History, experiment: str, number: int, evals: list[dict[str, Any]]) -> dict[str, Any]:
-    steps = [step for step, _, _ in history.rows()]
+def _document(
+    history: History,
+    experiment: str,
+    number: int,
+    names: Mapping[str, str],
+    steps: Sequence[int],
+    evals: Iterable[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What run.json says."""
     started, ended = (when if when is not None and is_time(when) else None for when in (history.started, history.ended))
     created = _utc(time.time() if started is None else started)
     seed = next((history.config[key] for key in ("seed", "random_seed") if key in history.config), None)
@@ -160,6 +148,15 @@ def _document(history: History, experiment: str, number: int, evals: list[dict[s
     versions = {"python": history.environment.get("python"), "torch": packages.get("torch")}
     segment = {"number": 0, "started": created, "first_step": steps[0] if steps else None, "command": history.command}
     elapsed = 0.0 if started is None or ended is None else ended - started
+    # The lowest finite loss of the eval set that was there first.
+    best: dict[str, Any] | None = None
+    for event in evals:
+        for of_set, values in event["results"].items():
+            loss = values.get("loss")
+            if loss is None or not math.isfinite(loss) or (best is not None and of_set != best["set"]):
+                continue
+            if best is None or loss < best["loss"]:
+                best = {"step": event["step"], "set": of_set, "loss": loss}
     return {
         "schema": SCHEMA,
         "uid": uuid.uuid4().hex,
@@ -179,7 +176,7 @@ def _document(history: History, experiment: str, number: int, evals: list[dict[s
         "ended": None if ended is None else _utc(ended),
         "versions": {name: version for name, version in versions.items() if version},
         "process": None,
-        "best": _best(evals),
+        "best": best,
         "last_step": steps[-1] if steps else None,
         "derived": {},
         "code": {"kind": "none", "reason": f"imported from {history.tracker}, which does not keep it with the run"},
@@ -193,28 +190,10 @@ def _document(history: History, experiment: str, number: int, evals: list[dict[s
             "name": history.name,
             "unix_s": time.time(),
             "summary": history.summary,
+            "renamed": {new: old for old, new in names.items() if new != old},
         },
     }
 
 
-def _best(evals: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The lowest finite loss of the eval set that was there first."""
-    best: dict[str, Any] | None = None
-    for event in evals:
-        for of_set, values in event["results"].items():
-            loss = values.get("loss")
-            if loss is None or not math.isfinite(loss) or (best is not None and of_set != best["set"]):
-                continue
-            if best is None or loss < best["loss"]:
-                best = {"step": event["step"], "set": of_set, "loss": loss}
-    return best
-
-
 def _utc(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _yaml(tree: Any) -> bytes:
-    import yaml  # type: ignore[import-untyped]
-
-    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)).encode()

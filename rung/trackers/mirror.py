@@ -80,45 +80,42 @@ class Mirror:
         if self.problem is not None:
             return  # that was told when it happened
         if self._thread.is_alive():
-            self._end(f"{self._sink.name} did not take everything within {FINISH_S:.0f} s after the end")
-        elif self._loss():
-            self._tell(self._loss())
+            self._fail(f"{self._sink.name} did not take everything within {FINISH_S:.0f} s after the end")
+        elif missing := self._missing_line():
+            self._warn(missing)
 
     def summary_line(self) -> str:
-        """Where the mirror is and how to look at it, and after a loss, what was lost and how to have it all."""
-        lost = self._loss()
-        return f"{self._sink.summary_line()}\n  {lost}" if lost else self._sink.summary_line()
+        """Where the mirror is and how to look at it; and, where rows are missing, how many and how to have them all."""
+        missing = self._missing_line()
+        return f"{self._sink.summary_line()}\n  {missing}" if missing else self._sink.summary_line()
 
     def _work(self) -> None:
+        """Feeds the sink until the run has ended and nothing waits, or somebody gave up on us."""
         try:
             self._sink.open()
-            self._feed()
+            next_flush = time.monotonic() + FLUSH_S
+            while self.problem is None:
+                try:
+                    kind, item = self._waiting.get(timeout=FLUSH_S / 10 if self._status is None else 0.01)
+                except queue.Empty:
+                    if self._status is not None:
+                        break
+                else:
+                    self._in_hand = int(kind == "row")
+                    _hand_over(self._sink, kind, *item)
+                    self._in_hand = 0
+                if time.monotonic() >= next_flush:
+                    self._sink.flush()
+                    next_flush = time.monotonic() + FLUSH_S
             self._sink.close(str(self._status))
         except BaseException as error:  # SystemExit too: some trackers leave by it
-            self._end(f"{self._sink.name} failed: {_one_line(error)}")
+            self._fail(f"{self._sink.name} failed: {_one_line(error)}")
 
-    def _feed(self) -> None:
-        """Until the run has ended and nothing waits, or somebody gave up on us."""
-        next_flush = time.monotonic() + FLUSH_S
-        while self.problem is None:
-            try:
-                kind, item = self._waiting.get(timeout=FLUSH_S / 10 if self._status is None else 0.01)
-            except queue.Empty:
-                if self._status is not None:
-                    return
-            else:
-                self._in_hand = int(kind == "row")
-                _hand_over(self._sink, kind, item)
-                self._in_hand = 0
-            if time.monotonic() >= next_flush:
-                self._sink.flush()
-                next_flush = time.monotonic() + FLUSH_S
-
-    def _end(self, problem: str) -> None:
+    def _fail(self, problem: str) -> None:
         self.problem = problem
-        self._tell(f"mirror: {problem}; {self._remedy()}")
+        self._warn(f"mirror: {problem}; {self._remedy()}")
 
-    def _loss(self) -> str:
+    def _missing_line(self) -> str:
         num_lost = self.num_dropped + self._sink.num_refused
         if self.problem is not None:
             num_lost += self._in_hand + sum(kind == "row" for kind, _ in tuple(self._waiting.queue))
@@ -130,7 +127,7 @@ class Mirror:
     def _remedy(self) -> str:
         return f"the record has all: rung mirror {ref(self._folder, self._id)} {self._kind}"
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         with contextlib.suppress(Exception):
             append_event(self._folder, "warning", text=text)
 
@@ -164,7 +161,7 @@ def sink_for(kind: str, folder: Path, document: Mapping[str, Any], config: Mappi
     return TensorboardSink(folder, document, config)
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path as it is named from here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -182,7 +179,15 @@ def replay(kind: str, run: Run) -> tuple[Sink, int]:
     beside = folder / f".{kind}.{os.getpid()}.part"  # as all that is half written, so that `rung gc` knows it
     try:
         beside.mkdir(parents=True)
-        num_rows = _fill(sink_for(kind, beside, run.document, run.config()), run)
+        sink, num_rows = sink_for(kind, beside, run.document, run.config()), 0
+        sink.open()
+        for row in read_rows(run.path / "metrics"):
+            step, unix_s = row.pop("step"), row.pop("unix_s", 0.0)
+            _hand_over(sink, "row", step, unix_s, row)
+            num_rows += 1
+        for note in run.notes():
+            _hand_over(sink, "note", note.get("step"), note.get("unix_s"), note.get("text"))
+        sink.close(run.status)
         if not (beside / kind).is_dir():
             raise RunError(f"{kind} wrote nothing; is WANDB_MODE=disabled set?", code="mirror-empty")
         shutil.rmtree(folder / kind, ignore_errors=True)
@@ -198,38 +203,20 @@ def replay(kind: str, run: Run) -> tuple[Sink, int]:
     return sink_for(kind, folder, run.document, run.config()), num_rows
 
 
-def _fill(sink: Sink, run: Run) -> int:
-    num_rows = 0
-    sink.open()
-    for row in read_rows(run.path / "metrics"):
-        step, unix_s = row.pop("step"), row.pop("unix_s", 0.0)
-        _hand_over(sink, "row", (step, unix_s, row))
-        num_rows += 1
-    for note in run.notes():
-        _hand_over(sink, "note", (note.get("step"), note.get("unix_s"), note.get("text")))
-    sink.close(run.status)
-    return num_rows
-
-
-def _hand_over(sink: Sink, kind: str, item: tuple[Any, Any, Any]) -> None:
-    step, unix_s, what = item
+def _hand_over(sink: Sink, kind: str, step: Any, unix_s: Any, what: Any) -> None:
+    """A note, or a row as floats and ints, NaN and Inf as such; what is no number is left out of it."""
     unix_s = float(unix_s or time.time())
     if kind == "note":
         sink.note(step, unix_s, str(what))
-    else:
-        sink.row(step, unix_s, _plain(what))
+        return
+    values: dict[str, float] = {}
+    for name, value in what.items():
+        try:
+            values[name] = value if type(value) is float else floats_again(numbers({name: value})[name])
+        except (TypeError, ValueError, KeyError):
+            continue
+    sink.row(step, unix_s, values)
 
 
 def _one_line(error: BaseException) -> str:
     return one_line(error).rstrip(".") or type(error).__name__
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, float]:
-    """The values of a row as floats and ints, NaN and Inf as such; what is no number is left out."""
-    out: dict[str, float] = {}
-    for name, value in values.items():
-        try:
-            out[name] = value if type(value) is float else floats_again(numbers({name: value})[name])
-        except (TypeError, ValueError, KeyError):
-            continue
-    return out

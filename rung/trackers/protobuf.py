@@ -1,8 +1,8 @@
 """Protocol buffers by hand: the wire format alone, both ways, for the few messages of wandb and TensorBoard.
 
-A message is bytes; `fields` gives number and value of each of its fields in order, and the writers give the bytes of
-one field. The wire has four shapes and no types: a varint comes as an unsigned int, everything else as bytes; `signed`,
-`zigzag`, `double` and `text` convert them.
+A message is bytes; `fields` gives number and value of each of its fields in order, `message` the same as a dict, and
+the writers give the bytes of one field. The wire has four shapes and no types: a varint comes as an unsigned int,
+everything else as bytes; `signed`, `zigzag`, `double` and `text` convert them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+Value = int | bytes  # of a field
 _DOUBLE = struct.Struct("<d")
 _FLOAT = struct.Struct("<f")
 
@@ -18,8 +19,9 @@ class Malformed(ValueError):
     """Bytes that are no message."""
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field; raises Malformed at the first that is none."""
+def fields(data: Value) -> Iterator[tuple[int, Value]]:
+    """Number and value of each field of a message; raises Malformed at the first that is none."""
+    data = part(data)
     at, end = 0, len(data)
     while at < end:
         # Nearly all tags and lengths are below 128, one byte; without this shortcut a wandb file reads half as fast.
@@ -28,7 +30,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         number, shape = tag >> 3, tag & 7
         if number == 0:
             raise Malformed("a field has the number 0")
-        value: int | bytes
+        value: Value
         if shape == 0:
             value, at = _varint(data, at)
         else:
@@ -46,35 +48,40 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield number, value
 
 
-def signed(value: int | bytes) -> int:
+def message(data: Value) -> dict[int, Value]:
+    """The fields of a message by number; of one that is repeated, the last."""
+    return dict(fields(data))
+
+
+def signed(value: Value) -> int:
     """int32, int64, bool and enum."""
     if isinstance(value, bytes):
         raise Malformed("a whole number was expected")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def zigzag(value: int | bytes) -> int:
+def zigzag(value: Value) -> int:
     """sint32 and sint64."""
     if isinstance(value, bytes):
         raise Malformed("a whole number was expected")
     return (value >> 1) ^ -(value & 1)
 
 
-def double(value: int | bytes) -> float:
+def double(value: Value) -> float:
     return float(_DOUBLE.unpack(_fixed(value, 8))[0])
 
 
-def single(value: int | bytes) -> float:
+def single(value: Value) -> float:
     return float(_FLOAT.unpack(_fixed(value, 4))[0])
 
 
-def text(value: int | bytes) -> str:
+def text(value: Value) -> str:
     """A string; what is not UTF-8 is shown as an escape rather than lost."""
     return part(value).decode("utf-8", "backslashreplace")
 
 
-def part(value: int | bytes) -> bytes:
-    """A message within, or bytes."""
+def part(value: Value) -> bytes:
+    """Bytes, or a message within."""
     if isinstance(value, int):
         raise Malformed("text or a message was expected")
     return value
@@ -127,7 +134,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _fixed(value: int | bytes, length: int) -> bytes:
+def _fixed(value: Value, length: int) -> bytes:
     if isinstance(value, int) or len(value) != length:
         raise Malformed(f"a number of {length} bytes was expected")
     return value

@@ -8,8 +8,8 @@ from hypothesis import given
 
 from rung.forensics.autopsy import Autopsy
 from rung.forensics.first import Origin
-from rung.forensics.rerun import Broken, Try
-from rung.forensics.verdict import ORIGINS, Answers, judge
+from rung.forensics.rerun import Try
+from rung.forensics.verdict import ORIGINS, Answers, Broken, judge
 
 
 def answers(**known: object) -> Answers:

@@ -19,7 +19,7 @@ from rung.recipe import Batch, Loss, Objective, ParameterGroup, Pretrained
 from rung.runs.query import Run
 from tests.errors import raises_code
 from tests.forensics.failing import go_on, train, verdict_of
-from tests.forensics.vectors import BAD_STEP, BATCH, Vectors, bad_id
+from tests.forensics.vectors import BAD_STEP, BATCH, Net, Vectors, bad_id
 
 ALL = (f"data.batch_size={BATCH}", "checkpoint.every=2", "checkpoint.keep=0", "bad=nan")
 
@@ -173,6 +173,29 @@ def test_a_run_that_began_with_a_save_of_another_finds_that_very_save(tmp_path: 
     assert_repeats(run, tmp_path)
     shutil.rmtree(saves.at(2))
     assert Walk(rebuild(run, "float32", runs=tmp_path), run).initial() is None
+
+
+class TiedNet(Net):
+    """A save holds the shared weight once, under the first of its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(4, 6)
+        self.c.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(torch.tanh(self.a(x) + self.c(x)))
+        return out
+
+
+class Tied(Vectors):
+    def model(self) -> nn.Module:
+        return TiedNet()
+
+
+def test_a_run_that_began_with_a_save_of_tied_weights_begins_with_them_again(tmp_path: Path) -> None:
+    first = train(Tied, tmp_path, *ALL[:3])
+    assert_repeats(train(Tied, tmp_path, *ALL[:3], f"init_from={first.id}"), tmp_path)
 
 
 def event(kind: str, step: int, **fields: Any) -> Mapping[str, Any]:

@@ -181,7 +181,7 @@ def test_the_mirror_of_a_running_run_is_not_replaced_under_it(start: Start) -> N
 
 
 def test_a_replay_is_complete_and_replaces(start: Start, tmp_path: Path) -> None:
-    from rung.trackers.from_tensorboard import read
+    from rung.trackers.tensorboard import read
 
     record = start()
     for step in range(10):

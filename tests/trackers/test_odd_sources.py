@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rung.cli import cli
 from rung.runs.query import list_runs, open_run
 from rung.trackers.protobuf import of_bytes, of_double, of_int, of_single, of_text
-from rung.trackers.tfrecord import frame
+from rung.trackers.tensorboard import frame
 
 
 def ask(*words: str) -> str:

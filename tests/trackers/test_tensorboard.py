@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 
 from rung.runs.query import open_run
 from rung.runs.record import Record
-from rung.trackers.from_tensorboard import find, read
 from rung.trackers.history import History
 from rung.trackers.mirror import open_mirror
-from rung.trackers.tensorboard import TensorboardSink
-from rung.trackers.tfrecord import crc32c, frame, masked, records
+from rung.trackers.tensorboard import TensorboardSink, crc32c, find, frame, masked, read, records
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rung.trackers.from_trackio import find, home, read
+from rung.trackers.trackio import find, home, read
 
 pytest.importorskip("trackio")
 

@@ -22,11 +22,9 @@ from hypothesis import strategies as st
 
 from rung.runs.query import open_run
 from rung.runs.record import Record
-from rung.trackers.from_wandb import read
 from rung.trackers.history import History
 from rung.trackers.mirror import open_mirror, replay
-from rung.trackers.wandb import inward, outward
-from rung.trackers.wandblog import is_ended, log_records
+from rung.trackers.wandb import from_wandb_name, is_ended, log_records, read, to_wandb_name
 from tests.errors import raises_code
 
 pytest.importorskip("wandb")
@@ -263,12 +261,12 @@ def test_a_mirror_holds_what_the_record_holds(start: Callable[..., Record], tmp_
 @example("\n")
 @example("")
 def test_names_travel_and_come_back(name: str) -> None:
-    there = outward(name)
+    there = to_wandb_name(name)
     assert there
     assert not there.startswith("_")
-    assert inward(there) == name
+    assert from_wandb_name(there) == name
 
 
 @given(st.lists(st.text(), unique=True, max_size=8))
 def test_no_two_names_become_one(names: list[str]) -> None:
-    assert len({outward(name) for name in names}) == len(names)
+    assert len({to_wandb_name(name) for name in names}) == len(names)
