@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.compare.code import CodeDiff, diff
-from rung.compare.difference import ABSENT, Comparison, Difference
+from rung.compare.factors import ABSENT, Comparison, Difference, compare
 from rung.compare.reading import UNREADABLE, number_of
 from rung.errors import RunError
 from rung.report.blocks import Span, code, joined
@@ -43,8 +43,6 @@ class Link:
     @cached_property
     def comparison(self) -> Comparison | None:
         """With the parent; None without one, or where a file of either is damaged, which `problem` then says."""
-        from rung.compare.factors import compare
-
         if self.parent is None:
             return None
         try:

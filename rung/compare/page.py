@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rung.compare.factors import strictness
 from rung.compare.lineage import (
     Link,
     best_text,
@@ -174,8 +175,6 @@ def _findings(run: Run) -> Iterator[Block]:
 
 def _changes(found: Link) -> Iterator[Block]:
     """All that differs from the parent, and whether it was one change."""
-    from rung.compare.factors import strictness
-
     comparison = found.comparison
     if found.parent is None or comparison is None:
         return

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.compare.difference import Difference
-from rung.compare.factors import compare
+from rung.compare.factors import Difference, compare
 from rung.compare.lineage import unreadable, value_text
 from rung.compare.reading import UNREADABLE, evals_of, fell_short, is_lower_better, mapping, number_of, part_of
 from rung.compare.scaling.measured import Reading, default_metric, examined_names, is_examined, reading
