@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
 from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
-from rung.compare.scaling.measured import Figure
 from rung.compare.scaling.study import COMPONENTS, Member, Study
 
 
@@ -95,42 +94,36 @@ def all_series(study: Study) -> list[Series]:
         names = dict.fromkeys(member.seed for member in members)
         seeds = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         one = Series(label, members[0].is_control, cells, [member.at for member in ordered], seeds)
-        if study.is_numeric and len(one.places) > 1:
-            one.deltas = [_delta(one, place) for place in one.places[1:]]
-            one.unpaired_seeds = [seed for seed in seeds if one.cell(one.places[0], seed) is None]
         found.append(one)
+        if not study.is_numeric or len(one.places) < 2:
+            continue
+        baseline = one.places[0]
+        one.unpaired_seeds = [seed for seed in seeds if one.cell(baseline, seed) is None]
+        for place in one.places[1:]:
+            by_seed = {}
+            for seed in seeds:
+                before, after = one.cell(baseline, seed), one.cell(place, seed)
+                if before is not None and after is not None and (pair := _paired(before, after)) is not None:
+                    by_seed[seed] = pair
+            mean = mean_interval([pair.difference for pair in by_seed.values()])
+            one.deltas.append(Delta(place, baseline, by_seed, mean, unpaired(one.values(baseline), one.values(place))))
     return found
-
-
-def _delta(series: Series, place: Any) -> Delta:
-    baseline = series.places[0]
-    by_seed = {}
-    for seed in series.seeds:
-        before, after = series.cell(baseline, seed), series.cell(place, seed)
-        if before is not None and after is not None and (one := _paired(before, after)) is not None:
-            by_seed[seed] = one
-    found = [one.difference for one in by_seed.values()]
-    naive = unpaired(series.values(baseline), series.values(place))
-    return Delta(place, baseline, by_seed, mean_interval(found), naive)
 
 
 def _paired(before: Member, after: Member) -> Paired | None:
     """Over the components that both runs have; None where they have none in common."""
     a, b = before.reading.groups, after.reading.groups
-    if not a or not b:
-        se = _se([before.reading.figure, after.reading.figure], 1)
-        return Paired(after.value - before.value, se, [], before.value)
     shared = [name for name in a if name in b]
-    if not shared:
+    if a and b and not shared:
         return None
+    figures = [side[name] for side in (a, b) for name in shared] or [before.reading.figure, after.reading.figure]
+    errors = [figure.se for figure in figures if figure.se is not None]
+    is_known = len(errors) == len(figures)
+    se = math.sqrt(sum(error**2 for error in errors)) / max(len(shared), 1) if is_known else None
+    if not shared:
+        return Paired(after.value - before.value, se, [], before.value)
     difference = fmean(b[name].value - a[name].value for name in shared)
-    figures = [side[name] for side in (a, b) for name in shared]
-    return Paired(difference, _se(figures, len(shared)), shared, fmean(a[name].value for name in shared))
-
-
-def _se(figures: Sequence[Figure], num: int) -> float | None:
-    errors = [figure.se for figure in figures]
-    return math.sqrt(sum(error**2 for error in errors if error is not None)) / num if None not in errors else None
+    return Paired(difference, se, shared, fmean(a[name].value for name in shared))
 
 
 def amounts_of_data(study: Study) -> tuple[float, float] | None:

@@ -105,10 +105,12 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         raise RunError(f"{name} has no runs yet; `rung sweep` with its file trains them.", code="no-run")
     left_out = list(_points_without_run(runs))
     varies = _varied(runs)
-    reasons = {run.path: _unfit(run) for run in runs}
-    left_out += [Excluded(run.id, reasons[run.path]) for run in runs if reasons[run.path]]
-    last: dict[Any, Run] = {}  # of each point
-    for run in (run for run in runs if not reasons[run.path]):
+
+    # The last run of each point that finished what it planned.
+    reasons = [_unfit(run) for run in runs]
+    left_out += [Excluded(run.id, reason) for run, reason in zip(runs, reasons) if reason]
+    last: dict[Any, Run] = {}
+    for run in (run for run, reason in zip(runs, reasons) if not reason):
         key = part_of(run, "sweep").get("point") or run.path
         if (before := last.pop(key, None)) is not None:
             left_out.append(Excluded(before.id, f"{run.id} is a later run of the same point"))
@@ -118,9 +120,33 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         raise RunError(f"no run of {name} can be counted ({listed}).", code="no-run")
     usable = list(last.values())
     axis = _choose_axis(x, varies, usable)
-    readings, study = _read(usable, metric, name, axis, left_out)
-    study.left_out = left_out
 
+    # The figure of each by one metric.
+    notes: list[str] = []
+    chosen = metric.removeprefix("eval/") if metric is not None else default_metric(usable, notes)
+    examined = is_examined(chosen, usable)
+    readings: dict[Path, Reading] = {}
+    for run in usable:
+        try:
+            found = reading(run, chosen, examined)
+        except UNREADABLE as error:
+            left_out.append(Excluded(run.id, unreadable(run, error)))
+            continue
+        if found is None:
+            left_out.append(Excluded(run.id, f"has no {chosen}"))
+        elif not math.isfinite(found.figure.value):
+            left_out.append(Excluded(run.id, f"its {chosen} is {value_text(found.figure.value)}"))
+        else:
+            readings[run.path] = found
+    if metric is not None and not readings:
+        known = dict.fromkeys(key for run in usable for key in (*evals_of(run), *examined_names(run)))
+        message = f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}."
+        raise RunError(message, code="no-metric")
+    directions = [is_lower_better(run, chosen) for run in usable]
+    is_lower = next((one for one in directions if one is not None), True)
+    study = Study(name, axis, chosen, is_lower, examined, left_out=left_out, notes=notes)
+
+    # What was tried and does not count: an optimum at its edge may lie beyond.
     points = {part_of(run, "sweep").get("point") for run in usable} - {None}
     for run in runs:
         at = varies[run.path].get(axis)
@@ -134,7 +160,7 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
             study.members.append(_member(run, readings[run.path], axis, varies[run.path]))
         except UNREADABLE as error:
             left_out.append(Excluded(run.id, unreadable(run, error)))
-    if len({found[1] for member in study.members if (found := _quantity(member.at)) is not None}) > 1:
+    if len({quantity[1] for member in study.members if (quantity := _quantity(member.at)) is not None}) > 1:
         study.members = [replace(member, x=None) for member in study.members]  # steps and tokens are no one axis
     _drop_other_rows(study)
     if not study.members:
@@ -193,18 +219,13 @@ def _varied(runs: Sequence[Run]) -> Varies:
             distinct.setdefault(key, set()).add(to_json(value))
     absent = {key for key in distinct for one in found.values() if key not in one}
     several = {key for key, values in distinct.items() if len(values) > 1 or key in absent}
-    if is_swept and not any(_is_quantity(key) for key in several):
+    if is_swept and all(_is_seed_key(key) or key == _CONTROL for key in several):
         several = set(distinct)
     return {path: {key: value for key, value in one.items() if key in several} for path, one in found.items()}
 
 
 def _is_seed_key(key: str) -> bool:
     return key.rpartition(".")[2] == "seed" or key.endswith("_seed")
-
-
-def _is_quantity(key: str) -> bool:
-    """Whether a key may stand on the axis unasked."""
-    return not _is_seed_key(key) and key != _CONTROL
 
 
 def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
@@ -215,7 +236,7 @@ def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
             return x
         known = ", ".join([*keys, *_RECORDED])
         raise RunError(f"{one_line(x)} is not varied; the axis can be {known}.", code="no-key")
-    others = [key for key in keys if _is_quantity(key)]
+    others = [key for key in keys if not _is_seed_key(key) and key != _CONTROL]
     if COMPONENTS in others:
         return COMPONENTS
     numeric = [key for key in others if all(_number(varies[run.path].get(key)) is not None for run in runs)]
@@ -225,13 +246,12 @@ def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also out of text such as 1e-3 or "10M tokens"; None where it is none."""
     found = _quantity(value)
     return None if found is None else found[0]
 
 
 def _quantity(value: Any) -> tuple[float, str] | None:
-    """A number and its unit; a plain one counts steps."""
+    """A number and its unit, also out of text such as 1e-3 or "10M tokens"; a plain one counts steps."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -263,35 +283,6 @@ def _member(run: Run, found: Reading, axis: str, varies: Mapping[str, Any]) -> M
     seed = ", ".join([value_text(run.document.get("seed")), *seeds])
     is_control = dict(leaves(run.config())).get(_CONTROL) is True
     return Member(run, at, _number(at), seed, "", is_control, found, tokens)
-
-
-def _read(
-    runs: Sequence[Run], metric: str | None, name: str, axis: str, left_out: list[Excluded]
-) -> tuple[dict[Path, Reading], Study]:
-    """The figure of every run by one metric; a run without it is left out."""
-    notes: list[str] = []
-    chosen = metric.removeprefix("eval/") if metric is not None else default_metric(runs, notes)
-    examined = is_examined(chosen, runs)
-    found: dict[Path, Reading] = {}
-    for run in runs:
-        try:
-            one = reading(run, chosen, examined)
-        except UNREADABLE as error:
-            left_out.append(Excluded(run.id, unreadable(run, error)))
-            continue
-        if one is None:
-            left_out.append(Excluded(run.id, f"has no {chosen}"))
-        elif not math.isfinite(one.figure.value):
-            left_out.append(Excluded(run.id, f"its {chosen} is {value_text(one.figure.value)}"))
-        else:
-            found[run.path] = one
-    if metric is not None and not found:
-        known = dict.fromkeys(key for run in runs for key in (*evals_of(run), *examined_names(run)))
-        message = f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}."
-        raise RunError(message, code="no-metric")
-    directions = [is_lower_better(run, chosen) for run in runs]
-    is_lower = next((one for one in directions if one is not None), True)
-    return found, Study(name, axis, chosen, is_lower, examined, notes=notes)
 
 
 def _drop_other_rows(study: Study) -> None:
