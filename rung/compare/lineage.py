@@ -274,8 +274,32 @@ class Node:
     note: str = ""
 
 
-def _tree(links: Sequence[Link]) -> list[Node]:
-    """The roots, in the order of the runs; each run once, also where parents go in a circle."""
+def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
+    """Each node with the strokes before its name; as deep as a chain of runs may be."""
+    stack = [("", "", root) for root in reversed(roots)]
+    while stack:
+        first, rest, node = stack.pop()
+        yield first, node
+        last = len(node.children) - 1
+        for i in range(last, -1, -1):
+            strokes = ("└ ", "  ") if i == last else ("├ ", "│ ")
+            stack.append((rest + strokes[0], rest + strokes[1], node.children[i]))
+
+
+def tree_lines(runs: Sequence[Run]) -> list[str]:
+    """The tree of many runs; reads no rows, so that a thousand runs are listed in seconds."""
+    for run in runs:
+        with contextlib.suppress(*UNREADABLE):  # reported where it is compared
+            run.config(keep=True)
+    return lines_of(find_parents(runs, has_rows=False))
+
+
+def lines_of(links: Sequence[Link]) -> list[str]:
+    """The tree: id, status, best loss, change against the parent and verdict, a line each.
+
+    Roots are in the order of the runs; a parent that is gone is in brackets. Each run is there once, also where parents
+    go in a circle.
+    """
     # By place, not by id: a folder that was copied bears the id of its original.
     nodes = {link.run.path.resolve(): Node(link.run.id, link) for link in links}
     absent: dict[str, Node] = {}
@@ -305,33 +329,9 @@ def _tree(links: Sequence[Link]) -> list[Node]:
         node.note = "its parents form a cycle"
         roots.append(node)
         reached |= {id(below) for _, below in _walk([node])}
-    return roots
 
-
-def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
-    """Each node with the strokes before its name; as deep as a chain of runs may be."""
-    stack = [("", "", root) for root in reversed(roots)]
-    while stack:
-        first, rest, node = stack.pop()
-        yield first, node
-        last = len(node.children) - 1
-        for i in range(last, -1, -1):
-            strokes = ("└ ", "  ") if i == last else ("├ ", "│ ")
-            stack.append((rest + strokes[0], rest + strokes[1], node.children[i]))
-
-
-def tree_lines(runs: Sequence[Run]) -> list[str]:
-    """The tree of many runs; reads no rows, so that a thousand runs are listed in seconds."""
-    for run in runs:
-        with contextlib.suppress(*UNREADABLE):  # reported where it is compared
-            run.config(keep=True)
-    return lines_of(find_parents(runs, has_rows=False))
-
-
-def lines_of(links: Sequence[Link]) -> list[str]:
-    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets."""
     rows = []
-    for strokes, node in _walk(_tree(links)):
+    for strokes, node in _walk(roots):
         if node.link is None:
             rows.append([f"{strokes}{node.name}", "", "", ""])
             continue

@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
@@ -99,27 +98,18 @@ def reading(run: Run, metric: str, examined: bool) -> Reading | None:
     if figures is None or not isinstance(whole, dict):
         return None
     # Without targets a component has no text in this split.
-    parts = {name: one for name, one in mapping(figures.get("groups")).items() if one.get("targets") != 0}
+    all_groups = mapping(figures.get("groups"))
+    parts = {name: one for name, one in all_groups.items() if one.get("targets") != 0}
     groups = {str(name): _figure(one) for name, one in parts.items()}
     # The mean over groups passes over those that are not finite, so it is no figure of such a run.
     is_whole = all(math.isfinite(one.value) for one in groups.values())
     curves = {name: (one.get("positions") or {}).get("loss") or () for name, one in {"": figures, **parts}.items()}
     positions = {name: curve for name, curve in curves.items() if curve}
-    rows_of = _rows_of(run, figures["path"].with_suffix(".windows.jsonl"), figures)
     figure, document = _figure(whole) if is_whole else Figure(math.nan), figures["document"]
-    return Reading(figure, document.get("step"), groups, positions, rows_of, str(document.get("weights", "")))
 
-
-def _figure(figures: Mapping[str, Any]) -> Figure:
-    value, se = figures.get("loss"), figures.get("se", figures.get("loss_se"))
-    return Figure(math.nan if value is None else float(value), None if se is None else float(se))
-
-
-def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]:
-    """Component -> a name for what was evaluated: where each row lies, how many targets they have, what is counted."""
-    groups = mapping(figures.get("groups"))
+    # A name for what was evaluated: where each row lies, how many targets they have, what is counted.
     places: dict[str, list[bytes]] = {}
-    for line in read_lines(file):
+    for line in read_lines(figures["path"].with_suffix(".windows.jsonl")):
         try:
             row = mapping(from_json(line))
         except ValueError:
@@ -128,16 +118,21 @@ def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]
             continue
         # What a recipe calls its groups is its own; the number of a row counts those of all groups before it.
         texts = (value for name, value in row.items() if isinstance(value, str) and name not in ("document", "set"))
-        group = next((text for text in texts if text in groups), "")
+        group = next((text for text in texts if text in all_groups), "")
         where = {name: value for name, value in sorted(row.items()) if name != "row" and not isinstance(value, float)}
         places.setdefault(group, []).append(repr(where).encode("utf-8", "surrogatepass"))
     definitions = [one for name, one in sorted(run.definitions().items()) if name.startswith("eval/")]
     counted = to_json(_without_set(definitions[0])) if definitions else b""
-    found = {}
-    for name, one in (groups or {"": figures}).items():
+    rows_of = {}
+    for name, one in (all_groups or {"": figures}).items():
         digest = _hash(b"\n".join([*sorted(places.get(name, [])), counted]))
-        found[str(name)] = f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {digest}"
-    return found
+        rows_of[str(name)] = f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {digest}"
+    return Reading(figure, document.get("step"), groups, positions, rows_of, str(document.get("weights", "")))
+
+
+def _figure(figures: Mapping[str, Any]) -> Figure:
+    value, se = figures.get("loss"), figures.get("se", figures.get("loss_se"))
+    return Figure(math.nan if value is None else float(value), None if se is None else float(se))
 
 
 def _without_set(definition: Any) -> dict[str, Any]:
