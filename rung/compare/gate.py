@@ -58,7 +58,7 @@ def identity(run: Run) -> str:
     return str(run.document.get("uid") or run.path.resolve())
 
 
-def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str], declared: str | None) -> Gate:
+def check_arms(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str], declared: str | None) -> Gate:
     """INCOMPARABLE comes before CONFOUNDED: where figures mean two things, it does not matter what was changed."""
     gate = Gate([], [])
     ids = Counter(run.id for run in {str(run.path): run for run in (*a, *b)}.values())

@@ -28,7 +28,7 @@ from rung.compare.decide import (
     decide_by_floor,
     decide_unpaired,
 )
-from rung.compare.gate import Gate, identity, look
+from rung.compare.gate import Gate, check_arms, identity
 from rung.compare.noise import Floor, floor_for, seed_of
 from rung.compare.reading import curve_of, is_lower_better, is_of_engine, main_metric
 from rung.errors import RunError
@@ -53,8 +53,8 @@ class Pair:
 
 
 @dataclass
-class Side:
-    """An arm by itself: means over its seeds."""
+class ArmMeans:
+    """An arm by itself: means over its runs."""
 
     final: float = math.nan
     best: float = math.nan
@@ -87,8 +87,8 @@ class Judgement:
     floor: Floor | None = None
     more_pairs: int | None = None
     more_s: float | None = None  # what these would take, as long as the runs that are there
-    a: Side = field(default_factory=Side)
-    b: Side = field(default_factory=Side)
+    a: ArmMeans = field(default_factory=ArmMeans)
+    b: ArmMeans = field(default_factory=ArmMeans)
     pairs: list[Pair] = field(default_factory=list)
     confounders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -152,7 +152,7 @@ def judge(
             message = f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself."
             raise RunError(message, code="options-conflict")
     metric = (metric or main_metric(a[0])).removeprefix("eval/")
-    gate = look(a, b, metric, allowed, declared)
+    gate = check_arms(a, b, metric, allowed, declared)
     out = Judgement("", metric, gate.factor, is_aa=gate.is_aa)
     out.is_lower_better = is_lower_better(a[0], metric) if better is None else better == "lower"
     if out.is_lower_better is None and metric.endswith("loss"):
@@ -235,12 +235,12 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     out.percent = 100 * out.effect / abs(level) if level else math.nan
 
     is_lower = out.is_lower_better is not False
-    for side, arm in ((out.a, gate.a), (out.b, gate.b)):
+    for means, arm in ((out.a, gate.a), (out.b, gate.b)):
         curves = [gate.curves[run].values for run in arm]
         finite = [found for one in curves if (found := [value for value in one if math.isfinite(value)])]
         if finite:
-            side.final = fmean(one[-1] for one in curves)
-            side.best = math.nan if out.is_lower_better is None else fmean(map(min if is_lower else max, finite))
+            means.final = fmean(one[-1] for one in curves)
+            means.best = math.nan if out.is_lower_better is None else fmean(map(min if is_lower else max, finite))
     if out.is_lower_better is not None:
         # How much earlier B comes to where A ends; where B ends worse, the other way round.
         is_ahead, shares = (out.effect < 0) == is_lower, []

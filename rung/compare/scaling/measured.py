@@ -42,15 +42,15 @@ class Reading:
 
 
 def default_metric(runs: Sequence[Run], notes: list[str]) -> str:
-    """That of a split that every run has been examined on, test before others; else that of the runs' own evals."""
+    """That of a split that every run was evaluated on, test before others; else that of the runs' own evals."""
     splits = sorted({split for run in runs for split in _splits(run)}, key=lambda split: (split != "test", split))
     for split in splits:
-        found = [examined_on(run, split) for run in runs]
+        found = [split_eval(run, split) for run in runs]
         if None not in found:
             has_groups = all(figures.get(MEAN_OF_GROUPS) for figures in found if figures is not None)
             return f"{split}/{MEAN_OF_GROUPS}" if has_groups else f"{split}/loss"
     if splits:
-        missing = [run.id for run in runs if examined_on(run, splits[0]) is None]
+        missing = [run.id for run in runs if split_eval(run, splits[0]) is None]
         notes.append(
             f"{len(missing)} of {len(runs)} runs were not evaluated on the {splits[0]} set ({', '.join(missing[:6])}"
             f"{', ...' if len(missing) > 6 else ''}), so the figures are of the runs' own evals; "
@@ -59,13 +59,13 @@ def default_metric(runs: Sequence[Run], notes: list[str]) -> str:
     return main_metric(runs[0])
 
 
-def is_examined(metric: str, runs: Sequence[Run]) -> bool:
-    """Whether a metric is one of an examined split: not where some runs have it so, and runs have it in their evals."""
-    has = [metric in examined_names(run) for run in runs]
+def is_of_split(metric: str, runs: Sequence[Run]) -> bool:
+    """Whether a metric is read from evals of a split; not where some runs lack it there, and own evals have it."""
+    has = [metric in split_metrics(run) for run in runs]
     return all(has) or (any(has) and not any(metric in evals_of(run) for run in runs))
 
 
-def examined_names(run: Run) -> list[str]:
+def split_metrics(run: Run) -> list[str]:
     return [f"{split}/{name}" for split in _splits(run) for name in (MEAN_OF_GROUPS, "loss")]
 
 
@@ -73,7 +73,7 @@ def _splits(run: Run) -> list[str]:
     return list(dict.fromkeys(path.name.rpartition("-")[0] for path in sorted((run.path / "evals").glob("*-*.json"))))
 
 
-def examined_on(run: Run, split: str) -> dict[str, Any] | None:
+def split_eval(run: Run, split: str) -> dict[str, Any] | None:
     """The figures of the latest eval of a split with weights of the run itself; None where there is none."""
     found: list[tuple[int, dict[str, Any]]] = []
     for path in sorted((run.path / "evals").glob(f"{glob.escape(split)}-*.json")):
@@ -88,12 +88,12 @@ def examined_on(run: Run, split: str) -> dict[str, Any] | None:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def reading(run: Run, metric: str, examined: bool) -> Reading | None:
-    """What the run gave on a split that it was examined on, or in its own evals; None where it has no such figure."""
-    if not examined:
+def reading(run: Run, metric: str, from_split: bool) -> Reading | None:
+    """What the run gave in its eval of a split, or in its own evals; None where it has no such figure."""
+    if not from_split:
         return _own_eval(run, metric)
     split, _, name = metric.rpartition("/")
-    figures = examined_on(run, split)
+    figures = split_eval(run, split)
     whole = (figures.get(name) if name == MEAN_OF_GROUPS else figures) if figures else None
     if figures is None or not isinstance(whole, dict):
         return None

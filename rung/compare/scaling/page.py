@@ -17,15 +17,7 @@ from typing import Any
 
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE
-from rung.compare.scaling.effects import (
-    Fits,
-    Series,
-    all_series,
-    amounts_of_data,
-    best,
-    fits,
-    position_curves,
-)
+from rung.compare.scaling.effects import Fits, Series, all_series, amounts_of_data
 from rung.compare.scaling.fit import Interval
 from rung.compare.scaling.study import COMPONENTS, Study, collect
 from rung.compare.student import upper_tail
@@ -91,12 +83,12 @@ def _blocks(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     if has_components:
         yield from _components(study, series)
     yield from _positions(study, series)
-    found = [(one, fit) for one in series if (fit := fits(study, one)) is not None]
-    if found:
+    fits = [(one, one.fit) for one in series if one.fit is not None]
+    if fits:
         yield Heading(2, ["fit"])
-        yield Paragraph([f"Within a seed, {found[0][1].of}: each seed has its own level, and what is fitted is how it "
+        yield Paragraph([f"Within a seed, {fits[0][1].of}: each seed has its own level, and what is fitted is how it "
                          "moves."])  # fmt: skip
-    for one, fit in found:
+    for one, fit in fits:
         label = f"{one.label}: " if one.label else ""
         yield Bullets([[label, *spans] for spans in _fit_items(study, fit)])
     yield from _runs(study, series)
@@ -149,7 +141,7 @@ def _listed(names: Sequence[str]) -> str:
 def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     steps = sorted({member.reading.step for member in study.members if member.reading.step is not None})
     span = "" if not steps else f", at step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else "")
-    how = "the saves named below" if study.is_examined else "each run at its best eval"
+    how = "the saves named below" if study.is_of_split else "each run at its best eval"
     better = "lower" if study.is_lower_better else "higher"
     seeds, num = {member.seed for member in study.members}, len({value_text(m.at) for m in study.members})
     items: list[Spans] = [
@@ -327,7 +319,7 @@ def _best(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     """The best point of each series, and whether it is one."""
     items: list[Spans] = []
     for one in series:
-        found = best(study, one)
+        found = one.best
         if found is None or one.is_control:
             continue
         seeds = f"mean of {found.num_seeds} seeds" if found.num_seeds > 1 else "one seed"
@@ -375,7 +367,7 @@ def _positions(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     """The loss by position in the context."""
     is_first = True
     for number, one in enumerate(series):
-        found = position_curves(one)
+        found = one.positions
         if not found:
             continue
         if is_first:
@@ -456,11 +448,11 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
             "components": {name: one._asdict() for name, one in reading.groups.items()},
             "rows": dict(reading.rows_of),
         })  # fmt: skip
-    all_series = []
+    of_series = []
     for one in series:
-        top, fit = best(study, one), fits(study, one)
+        top, fit = one.best, one.fit
         straight, law = (None, None) if fit is None else (fit.line, fit.power)
-        all_series.append({
+        of_series.append({
             "series": one.label,
             "is_control": one.is_control,
             "x": one.places,
@@ -474,7 +466,7 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
                 }
                 for delta in one.deltas
             ],
-            "positions": {place: {"loss": loss, "seeds": num} for place, (loss, num) in position_curves(one).items()},
+            "positions": {place: {"loss": loss, "seeds": num} for place, (loss, num) in one.positions.items()},
             "fit": None if fit is None else {
                 "of": fit.of,
                 "points": fit.num_points,
@@ -503,7 +495,7 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
         "moves_along": study.moves_along,
         "notes": study.notes,
         "unique_tokens": None if data is None else {"least": data[0], "most": data[1]},
-        "series": all_series,
+        "series": of_series,
     }
 
 
@@ -523,7 +515,7 @@ def _tables(study: Study, series: Sequence[Series]) -> dict[str, str]:
             for seed, paired in delta.by_seed.items():
                 differences.append([row.label, value_text(delta.at), value_text(delta.baseline), seed,
                                     paired.difference, paired.se, "; ".join(paired.components)])  # fmt: skip
-        for place, (losses, num) in position_curves(row).items():
+        for place, (losses, num) in row.positions.items():
             positions += [[row.label, place, position, loss, num] for position, loss in enumerate(losses)]
         for one in row.cells.values():
             start = [one.run.id, row.label, value_text(one.at), one.seed]

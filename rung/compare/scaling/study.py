@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rung.compare.factors import Difference, compare
 from rung.compare.lineage import unreadable, value_text
 from rung.compare.reading import UNREADABLE, evals_of, fell_short, is_lower_better, mapping, number_of, part_of
-from rung.compare.scaling.measured import Reading, default_metric, examined_names, is_examined, reading
+from rung.compare.scaling.measured import Reading, default_metric, is_of_split, reading, split_metrics
 from rung.errors import RunError
 from rung.runs.fields import leaves
 from rung.runs.files import read_json, to_json
@@ -80,7 +80,7 @@ class Study:
     x: str
     metric: str
     is_lower_better: bool
-    is_examined: bool = False  # whether the figures are of evals of a split, which were kept with the runs
+    is_of_split: bool = False  # whether the figures are of evals of a split, which were kept with the runs
     members: list[Member] = field(default_factory=list)
     left_out: list[Excluded] = field(default_factory=list)
     confounds: list[Confound] = field(default_factory=list)
@@ -124,11 +124,11 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
     # The figure of each by one metric.
     notes: list[str] = []
     chosen = metric.removeprefix("eval/") if metric is not None else default_metric(usable, notes)
-    examined = is_examined(chosen, usable)
+    from_split = is_of_split(chosen, usable)
     readings: dict[Path, Reading] = {}
     for run in usable:
         try:
-            found = reading(run, chosen, examined)
+            found = reading(run, chosen, from_split)
         except UNREADABLE as error:
             left_out.append(Excluded(run.id, unreadable(run, error)))
             continue
@@ -139,12 +139,12 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         else:
             readings[run.path] = found
     if metric is not None and not readings:
-        known = dict.fromkeys(key for run in usable for key in (*evals_of(run), *examined_names(run)))
+        known = dict.fromkeys(key for run in usable for key in (*evals_of(run), *split_metrics(run)))
         message = f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}."
         raise RunError(message, code="no-metric")
     directions = [is_lower_better(run, chosen) for run in usable]
     is_lower = next((one for one in directions if one is not None), True)
-    study = Study(name, axis, chosen, is_lower, examined, left_out=left_out, notes=notes)
+    study = Study(name, axis, chosen, is_lower, from_split, left_out=left_out, notes=notes)
 
     # What was tried and does not count: an optimum at its edge may lie beyond.
     points = {part_of(run, "sweep").get("point") for run in usable} - {None}
