@@ -82,16 +82,10 @@ def unreadable(run: Run, error: Exception) -> str:
     return f"Not all of the record can be read: {without_root(run, reason)}"
 
 
-def _parent_id(run: Run) -> str:
-    """ "" where there is none."""
-    parent = run.document.get("parent")
-    return parent if isinstance(parent, str) else ""
-
-
 def find_parent(run: Run, opened: dict[Path, Run] | None = None) -> Link:
     """The run with its parent, or with the reason why there is none; runs in `opened` are not opened again."""
-    wanted, opened = _parent_id(run), {} if opened is None else opened
-    if not wanted:
+    wanted, opened = run.document.get("parent"), {} if opened is None else opened
+    if not isinstance(wanted, str) or not wanted:
         return Link(run)
     root = run.path.parent.parent
     path = root / wanted
@@ -306,9 +300,10 @@ def lines_of(links: Sequence[Link]) -> list[str]:
     roots: list[Node] = []
     for path, node in nodes.items():
         assert node.link is not None
-        parent, wanted = node.link.parent, _parent_id(node.link.run)
+        parent, wanted = node.link.parent, node.link.run.document.get("parent")
         above = nodes.get(parent.path.resolve()) if parent is not None else None
-        if not wanted or (parent is not None and parent.path.resolve() == path):
+        is_first = not isinstance(wanted, str) or not wanted
+        if is_first or (parent is not None and parent.path.resolve() == path):
             roots.append(node)
         elif above is not None:
             above.children.append(node)

@@ -96,20 +96,20 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
     report = ReportPage(Page(one_line(run.id)))
     links = chain(run)
     for section in (
-        lambda: _head(links[-1]),
-        lambda: _findings(run),
-        lambda: _changes(links[-1]),
-        lambda: _settings(links),
-        lambda: _log(run),
-        lambda: _curves(run),
-        lambda: _against_parent(links[-1], has_heading=True),
-        lambda: _evals(run),
-        lambda: _samples(run, where, has_files),
-        lambda: _notes(run, Heading(2, ["notes"])),
-        lambda: _reproduce(run, where),
+        _head(links[-1]),
+        _findings(run),
+        _changes(links[-1]),
+        _settings(links),
+        _log(run),
+        _curves(run),
+        _against_parent(links[-1], has_heading=True),
+        _evals(run),
+        _samples(run, where, has_files),
+        _notes(run, Heading(2, ["notes"])),
+        _reproduce(run, where),
     ):
         try:
-            report.page.blocks += section()
+            report.page.blocks += section
         except UNREADABLE as error:
             report.page.blocks.append(Paragraph([unreadable(run, error)]))
     return report
