@@ -118,9 +118,8 @@ def diff(a: Run, b: Run) -> CodeDiff:
             change = compared(first, later)
             if change.files or change.problem:
                 found.resumed.append(Resumed(run.id, part.get("first_step"), change.files, change.problem))
-    for one in found.resumed:
-        what = one.problem or ", ".join(file.path for file in one.files[:_NUM_SHOWN])
-        found.notes.append(f"{one.run_id} continued at step {one.step} with other code: {what}")
+                what = change.problem or ", ".join(file.path for file in change.files[:_NUM_SHOWN])
+                found.notes.append(f"{run.id} continued at step {part.get('first_step')} with other code: {what}")
     return found
 
 

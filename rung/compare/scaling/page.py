@@ -17,7 +17,7 @@ from typing import Any
 
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE
-from rung.compare.scaling.effects import Fits, Series, all_series, amounts_of_data
+from rung.compare.scaling.effects import Series, all_series, amounts_of_data
 from rung.compare.scaling.fit import Interval
 from rung.compare.scaling.study import COMPONENTS, Study, collect
 from rung.compare.student import upper_tail
@@ -48,7 +48,15 @@ def report(
     """Writes the page of these runs into `out`, and returns the path of report.md."""
     study = collect(runs, x, metric, name)
     series = all_series(study)
-    page = Page(one_line(name), list(_blocks(study, series)))
+    page = Page(one_line(name), [*_head(study, series), *_by_seed(study, series)])
+    if study.is_of_amounts:
+        page.blocks += [*_differences(study, series), *_data(study, series), *_control(study, series)]
+    has_components = any(member.reading.groups for member in study.members)
+    if not study.is_of_amounts or not has_components:
+        page.blocks += _best(study, series)
+    if has_components:
+        page.blocks += _components(study, series)
+    page.blocks += [*_positions(study, series), *_fits(study, series), *_runs(study, series)]
     texts = {**page.drawings, **_tables(study, series), "report.html": to_html(page), "report.md": markdown(page)}
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -68,30 +76,6 @@ def report(
     except OSError as error:
         raise refused(str(out / "report.md"), error) from error
     return out / "report.md"
-
-
-def _blocks(study: Study, series: Sequence[Series]) -> Iterator[Block]:
-    yield from _head(study, series)
-    yield from _by_seed(study, series)
-    if study.is_of_amounts:
-        yield from _differences(study, series)
-        yield from _data(study, series)
-        yield from _control(study, series)
-    has_components = any(member.reading.groups for member in study.members)
-    if not study.is_of_amounts or not has_components:
-        yield from _best(study, series)
-    if has_components:
-        yield from _components(study, series)
-    yield from _positions(study, series)
-    fits = [(one, one.fit) for one in series if one.fit is not None]
-    if fits:
-        yield Heading(2, ["fit"])
-        yield Paragraph([f"Within a seed, {fits[0][1].of}: each seed has its own level, and what is fitted is how it "
-                         "moves."])  # fmt: skip
-    for one, fit in fits:
-        label = f"{one.label}: " if one.label else ""
-        yield Bullets([[label, *spans] for spans in _fit_items(study, fit)])
-    yield from _runs(study, series)
 
 
 # Numbers and names, as the page writes them
@@ -385,30 +369,39 @@ def _positions(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             yield Paragraph([f"{len(shown)} of {len(names)} curves are drawn; all are in ", code("positions.csv"), "."])
 
 
-def _fit_items(study: Study, fit: Fits) -> Iterator[Spans]:
-    x, law = _short(study), fit.power
-    if fit.line is not None:
-        over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
-        level, slope = fit.line.intercept, fit.line.slope
-        conclusion = f"Each doubling {'lowers' if slope.value < 0 else 'raises'} it."
-        if not slope.is_known:
-            conclusion = "Too few points for an interval: the data cannot tell whether there is a slope."
-        elif slope.covers_zero:
-            conclusion = "The interval covers 0: the data cannot tell whether there is a slope."
-        found = f"a = {_estimate(level, 'figure')}, b = {_estimate(slope, 'difference')} over {over}"
-        found += f"; residuals {_rms(fit.line.residuals)} (rms)"
-        yield [bold(f"a + b log2({x})"), f": {found}. {conclusion}"]
-    if law is not None:
-        conclusion = ""
-        if law.gain.covers_zero:
-            conclusion = " The interval of d covers 0: the data cannot tell whether it falls at all."
-        elif law.exponent.low == 0 or math.isinf(law.exponent.high) or math.isinf(law.floor.low):
-            conclusion = " An interval is open: the data cannot tell where it levels off."
-        found = f"c = {_estimate(law.floor, 'figure')}, d = {_estimate(law.gain, 'figure')}, "
-        found += f"e = {_estimate(law.exponent, 'exponent')}; residuals {_rms(law.residuals)} (rms)"
-        yield [bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}.{conclusion}"]
-    elif fit.why_no_power:
-        yield [bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."]
+def _fits(study: Study, series: Sequence[Series]) -> Iterator[Block]:
+    fits = [(one.label, one.fit) for one in series if one.fit is not None]
+    if fits:
+        yield Heading(2, ["fit"])
+        yield Paragraph([f"Within a seed, {fits[0][1].of}: each seed has its own level, and what is fitted is how it "
+                         "moves."])  # fmt: skip
+    x = _short(study)
+    for name, fit in fits:
+        label, law = f"{name}: " if name else "", fit.power
+        items: list[Spans] = []
+        if fit.line is not None:
+            over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
+            level, slope = fit.line.intercept, fit.line.slope
+            conclusion = f"Each doubling {'lowers' if slope.value < 0 else 'raises'} it."
+            if not slope.is_known:
+                conclusion = "Too few points for an interval: the data cannot tell whether there is a slope."
+            elif slope.covers_zero:
+                conclusion = "The interval covers 0: the data cannot tell whether there is a slope."
+            found = f"a = {_estimate(level, 'figure')}, b = {_estimate(slope, 'difference')} over {over}"
+            found += f"; residuals {_rms(fit.line.residuals)} (rms)"
+            items.append([label, bold(f"a + b log2({x})"), f": {found}. {conclusion}"])
+        if law is not None:
+            conclusion = ""
+            if law.gain.covers_zero:
+                conclusion = " The interval of d covers 0: the data cannot tell whether it falls at all."
+            elif law.exponent.low == 0 or math.isinf(law.exponent.high) or math.isinf(law.floor.low):
+                conclusion = " An interval is open: the data cannot tell where it levels off."
+            found = f"c = {_estimate(law.floor, 'figure')}, d = {_estimate(law.gain, 'figure')}, "
+            found += f"e = {_estimate(law.exponent, 'exponent')}; residuals {_rms(law.residuals)} (rms)"
+            items.append([label, bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}.{conclusion}"])
+        elif fit.why_no_power:
+            items.append([label, bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."])
+        yield Bullets(items)
 
 
 def _runs(study: Study, series: Sequence[Series]) -> Iterator[Block]:
