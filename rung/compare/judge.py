@@ -237,7 +237,7 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     is_lower = out.is_lower_better is not False
     for means, arm in ((out.a, gate.a), (out.b, gate.b)):
         curves = [gate.curves[run].values for run in arm]
-        finite = [found for one in curves if (found := [value for value in one if math.isfinite(value)])]
+        finite = [known for one in curves if (known := [value for value in one if math.isfinite(value)])]
         if finite:
             means.final = fmean(one[-1] for one in curves)
             means.best = math.nan if out.is_lower_better is None else fmean(map(min if is_lower else max, finite))
