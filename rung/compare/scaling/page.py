@@ -149,7 +149,7 @@ def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     if study.confounds:
         yield Heading(2, ["differs besides what was varied"])
         yield Paragraph([f"Against {study.members[0].run.id}; a difference below may be the work of these instead."])
-        yield Bullets([[one.what, ": ", _listed(one.runs)] for one in study.confounds])
+        yield Bullets([[what, ": ", _listed(ids)] for what, ids in study.confounds.items()])
 
 
 def _by_seed(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -484,7 +484,7 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
         "better": "lower" if study.is_lower_better else "higher",
         "runs": runs,
         "left_out": [one._asdict() for one in study.left_out],
-        "differs_besides": [one._asdict() for one in study.confounds],
+        "differs_besides": [{"what": what, "runs": ids} for what, ids in study.confounds.items()],
         "moves_along": study.moves_along,
         "notes": study.notes,
         "unique_tokens": None if data is None else {"least": data[0], "most": data[1]},

@@ -67,13 +67,6 @@ class Excluded(NamedTuple):
     reason: str
 
 
-class Confound(NamedTuple):
-    """Something besides the varied keys in which runs differ from the first."""
-
-    what: str
-    runs: list[str]
-
-
 @dataclass
 class Study:
     name: str
@@ -83,7 +76,7 @@ class Study:
     is_of_split: bool = False  # whether the figures are of evals of a split, which were kept with the runs
     members: list[Member] = field(default_factory=list)
     left_out: list[Excluded] = field(default_factory=list)
-    confounds: list[Confound] = field(default_factory=list)
+    confounds: dict[str, list[str]] = field(default_factory=dict)  # what else differs from the first -> ids of runs
     notes: list[str] = field(default_factory=list)
     moves_along: list[str] = field(default_factory=list)  # varied keys that have one value for each x
     tried: list[float] = field(default_factory=list)  # x of runs that do not count
@@ -170,7 +163,7 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
     if not study.members:
         message = f"no run of {name} records its {one_line(axis)}, so it cannot be the axis."
         raise RunError(message, code="no-key")
-    study.confounds = list(_confounds(study.members, dict.fromkeys(key for one in varies.values() for key in one)))
+    study.confounds = _confounds(study.members, {key for one in varies.values() for key in one})
     return study
 
 
@@ -337,8 +330,8 @@ def _name_series(study: Study, varies: Varies) -> None:
     study.members = list(cells.values())
 
 
-def _confounds(members: Sequence[Member], keys: Mapping[str, None]) -> Iterator[Confound]:
-    """What differs from the first run beyond what was varied, and what follows from that."""
+def _confounds(members: Sequence[Member], keys: set[str]) -> dict[str, list[str]]:
+    """What differs from the first run beyond what was varied, and what follows from that -> ids of runs."""
     has_data_key = any(key.startswith(("dataset.", "data.")) or _is_seed_key(key) for key in keys)
     has_budget_key = any(key.startswith(_BUDGET) for key in keys)
 
@@ -367,4 +360,4 @@ def _confounds(members: Sequence[Member], keys: Mapping[str, None]) -> Iterator[
             if not is_meant(one):
                 detail = one.detail or f"{value_text(one.before)} -> {value_text(one.after)}"
                 found.setdefault(f"{one.part}: {one_line(one.name)} ({one_line(detail)})", []).append(member.run.id)
-    yield from (Confound(what, ids) for what, ids in found.items())
+    return found
