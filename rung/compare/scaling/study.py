@@ -148,9 +148,25 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         if run.status == "diverged" and part_of(run, "sweep").get("point") not in points:
             study.diverged[value_text(at)] += 1
 
+    # Where each run that counts stands: its value on the axis, its seeds, how much there was to learn from.
     for run in (run for run in usable if run.path in readings):
+        mine, figures = varies[run.path], readings[run.path]
         try:
-            study.members.append(_member(run, readings[run.path], axis, varies[run.path]))
+            about = mapping((run.data().get("train") or {}).get("about"))
+            unique = number_of(about.get("unique_tokens", about.get("tokens")))
+            tokens = None if unique is None else float(unique)
+            recorded = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens,
+                        "targets": part_of(run, "totals").get("targets")}  # fmt: skip
+            at = recorded[axis] if axis in _RECORDED else mine.get(axis)
+            if axis == "seed":  # nothing else varies: all runs are repeats at one place
+                at = "all"
+            elif axis in _ZERO_IS_ALL and _number(at) == 0:
+                at = len(about.get("components") or figures.groups) or None if axis == COMPONENTS else tokens
+            seeds = [f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in mine.items()
+                     if _is_seed_key(key) and key != "seed"]  # fmt: skip
+            seed = ", ".join([value_text(run.document.get("seed")), *seeds])
+            is_control = dict(leaves(run.config())).get(_CONTROL) is True
+            study.members.append(Member(run, at, _number(at), seed, "", is_control, figures, tokens))
         except UNREADABLE as error:
             left_out.append(Excluded(run.id, unreadable(run, error)))
     if len({quantity[1] for member in study.members if (quantity := _quantity(member.at)) is not None}) > 1:
@@ -258,24 +274,6 @@ def _quantity(value: Any) -> tuple[float, str] | None:
     units = {name: getattr(budget, name) for name in ("steps", "targets", "epochs", "seconds")}
     given = [(float(number), name) for name, number in units.items() if number is not None]
     return given[0] if len(given) == 1 else None
-
-
-def _member(run: Run, found: Reading, axis: str, varies: Mapping[str, Any]) -> Member:
-    about = mapping((run.data().get("train") or {}).get("about"))
-    unique = number_of(about.get("unique_tokens", about.get("tokens")))
-    tokens = None if unique is None else float(unique)
-    recorded = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens,
-                "targets": part_of(run, "totals").get("targets")}  # fmt: skip
-    at = recorded[axis] if axis in _RECORDED else varies.get(axis)
-    if axis == "seed":  # nothing else varies: all runs are repeats at one place
-        at = "all"
-    elif axis in _ZERO_IS_ALL and _number(at) == 0:
-        at = len(about.get("components") or found.groups) or None if axis == COMPONENTS else tokens
-    seeds = [f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in varies.items()
-             if _is_seed_key(key) and key != "seed"]  # fmt: skip
-    seed = ", ".join([value_text(run.document.get("seed")), *seeds])
-    is_control = dict(leaves(run.config())).get(_CONTROL) is True
-    return Member(run, at, _number(at), seed, "", is_control, found, tokens)
 
 
 def _drop_other_rows(study: Study) -> None:
