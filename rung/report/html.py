@@ -1,7 +1,7 @@
 """The blocks of a page as one HTML file that needs nothing else: no script, no request, light and dark.
 
 Plots stand in the file as SVG, samples as data: with a player or a picture; one that is too large to take in is a link.
-Text of users is escaped and shown as it was written. What is on the page is left to page and book.
+Text of users is escaped and shown as it was written. What a page says is left to its writer, as compare/page.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ def svg(plot: Plot) -> str:
     left = _left_of(y_axis)
     num_ticks = int((_RIGHT - left) / 100)
     x_axis = _axis(min(xs), max(xs), num_ticks, False, start=left, end=_RIGHT, is_tight=True)
+
     parts = [*legend, *_frame(x_axis, y_axis, plot.x_name)]
     for number, (line, one) in enumerate(zip(plot.lines, drawn)):
         path, dots = "", ""
@@ -114,8 +115,8 @@ def svg(plot: Plot) -> str:
             if line.is_dotted or is_alone:
                 dots += f"M{place}h0"
         colour = number % len(_COLOURS)
-        style = f'class="c{colour}" fill="none" stroke="{_COLOURS[colour]}" stroke-linejoin="round"'
-        style += ' stroke-linecap="round"'
+        ends = 'stroke-linejoin="round" stroke-linecap="round"'
+        style = f'class="c{colour}" fill="none" stroke="{_COLOURS[colour]}" {ends}'
         width = 'stroke-width="2"' if line.is_dotted else 'stroke-width="1.2" stroke-opacity="0.75"'
         parts += [f'<path {style} {width} d="{path}"/>'] if path else []
         parts += [f'<path {style} stroke-width="6" d="{dots}"/>'] if dots else []
