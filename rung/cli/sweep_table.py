@@ -197,12 +197,12 @@ def _progress(now: State) -> list[str]:
 
 def examined(run: Run | None, split: str | None) -> float | None:
     """The loss of a run on a split, as the page of the sweep has it: over its groups where there are some."""
-    from rung.compare.scaling.measured import MEAN_OF_GROUPS, examined_on, reading
+    from rung.compare.scaling.measured import MEAN_OF_GROUPS, reading, split_eval
 
-    figures = examined_on(run, split) if run is not None and split is not None else None
+    figures = split_eval(run, split) if run is not None and split is not None else None
     if run is None or figures is None:
         return None
-    found = reading(run, f"{split}/{MEAN_OF_GROUPS if figures.get(MEAN_OF_GROUPS) else 'loss'}", examined=True)
+    found = reading(run, f"{split}/{MEAN_OF_GROUPS if figures.get(MEAN_OF_GROUPS) else 'loss'}", from_split=True)
     return found.figure.value if found is not None else None
 
 

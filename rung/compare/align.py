@@ -87,8 +87,25 @@ def outcome(a: Run, b: Run, metric: str | None = None) -> Outcome:
         problems.append(f"neither run says whether a higher {metric} is better; assuming that lower is")
     is_lower = known[0] if known else True
 
-    sides = [_side(run, curve, is_lower) for run, curve in zip((a, b), curves)]
-    for run, curve, side in zip((a, b), curves, sides):
+    sides = []
+    for run, curve in zip((a, b), curves):
+        points = [Point(*pair) for pair in zip(curve.steps, curve.values)]
+        finite = [point for point in points if math.isfinite(point.value)]
+        sign = 1.0 if is_lower else -1.0
+        targets, seconds = column(run, "targets"), column(run, "step_s")
+        counts = [value for value in targets.values if math.isfinite(value)]
+        times = {row: s for row, s in zip(seconds.rows, seconds.values) if 0 < s < math.inf}
+        rates = [t / times[row] for row, t in zip(targets.rows, targets.values) if 0 < t < math.inf and row in times]
+        side = Side(
+            final=points[-1] if points else None,
+            best=min(finite, key=lambda point: sign * point.value, default=None),
+            num_values=len(points),
+            num_not_finite=len(points) - len(finite),
+            targets=float(sum(counts)) if counts else None,
+            targets_per_s=median(rates) if rates else None,
+            steps_per_s=median(1.0 / s for s in times.values()) if times else None,
+        )
+        sides.append(side)
         if not curve.steps:
             problems.append(f"{run.id} has no {metric}")
         elif side.num_not_finite:
@@ -106,8 +123,8 @@ def outcome(a: Run, b: Run, metric: str | None = None) -> Outcome:
     by_targets = []
     for run, curve in zip((a, b), curves):
         at = targets_at(run)
-        points = [(at(step), value, step) for step, value in zip(curve.steps, curve.values)]
-        by_targets.append([(t, value, step) for t, value, step in points if t is not None])
+        placed = [(at(step), value, step) for step, value in zip(curve.steps, curve.values)]
+        by_targets.append([(t, value, step) for t, value, step in placed if t is not None])
         if not by_targets[-1]:
             problems.append(f"the rows of {run.id} do not say how many targets it saw: no points at equal targets")
     if all(by_targets):
@@ -133,25 +150,6 @@ def interpolated(xs: list[float], values: list[float], x: float) -> float | None
         return None
     share = (x - x0) / (x1 - x0)
     return y0 * (1.0 - share) + y1 * share
-
-
-def _side(run: Run, curve: Curve, is_lower: bool) -> Side:
-    points = [Point(*pair) for pair in zip(curve.steps, curve.values)]
-    finite = [point for point in points if math.isfinite(point.value)]
-    sign = 1.0 if is_lower else -1.0
-    targets, seconds = column(run, "targets"), column(run, "step_s")
-    counts = [value for value in targets.values if math.isfinite(value)]
-    times = {row: s for row, s in zip(seconds.rows, seconds.values) if 0 < s < math.inf}
-    rates = [t / times[row] for row, t in zip(targets.rows, targets.values) if 0 < t < math.inf and row in times]
-    return Side(
-        final=points[-1] if points else None,
-        best=min(finite, key=lambda point: sign * point.value, default=None),
-        num_values=len(points),
-        num_not_finite=len(points) - len(finite),
-        targets=float(sum(counts)) if counts else None,
-        targets_per_s=median(rates) if rates else None,
-        steps_per_s=median(1.0 / s for s in times.values()) if times else None,
-    )
 
 
 # One number per pair of runs: the mean of B - A over the evals that both have in the last fifth of training, by steps
@@ -217,20 +215,18 @@ def _shared(a: Curve, b: Curve) -> list[tuple[float, float, float]]:
     if is_equal_pace:
         values = dict(zip(b.steps, b.values))
         return [(x, value, values[step]) for step, x, value in zip(a.steps, a.x, a.values) if step in values]
-    found = [(x, value, _value_at(b, x)) for x, value in zip(a.x, a.values)]
-    return [(x, value, there) for x, value, there in found if there is not None]
-
-
-def _value_at(curve: Curve, x: float) -> float | None:
-    """The value at x, on the line between its neighbours: NaN if one of them is. None outside of what was measured."""
-    xs, values = curve.x, curve.values
-    if not xs or x < xs[0] * (1 - _CLOSE) or x > xs[-1] * (1 + _CLOSE):
-        return None
-    right = min(bisect_left(xs, x), len(xs) - 1)
-    if right == 0 or x >= xs[right]:
-        return values[right]
-    share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
-    return values[right - 1] + share * (values[right] - values[right - 1])
+    found = []
+    for x, value in zip(a.x, a.values):
+        # On the line between the neighbours of B: NaN if one of them is. Nothing outside of what was measured.
+        if not b.x or x < b.x[0] * (1 - _CLOSE) or x > b.x[-1] * (1 + _CLOSE):
+            continue
+        right = min(bisect_left(b.x, x), len(b.x) - 1)
+        there = b.values[right]
+        if right > 0 and x < b.x[right]:
+            share = (x - b.x[right - 1]) / (b.x[right] - b.x[right - 1])
+            there = b.values[right - 1] + share * (there - b.values[right - 1])
+        found.append((x, value, there))
+    return found
 
 
 def reached(curve: Curve, level: float, is_lower_better: bool) -> float | None:

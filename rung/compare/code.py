@@ -87,12 +87,20 @@ def diff(a: Run, b: Run) -> CodeDiff:
     """The change from the code of `a` to that of `b`, each as it was at the run's start."""
     snapshots = [Snapshot(run.id, run.path, mapping(run.document.get("code"))) for run in (a, b)]
     found = compared(*snapshots)
-    # A run of somebody's own loop executed one script, and one tree may hold several that train.
+    # Two runs of somebody's own loop that executed two scripts ran other code, even where both trees hold both of them.
+    is_own = all(run.document.get("recipe") == "own loop" for run in (a, b))
     commands = [list_of(run.document.get("command")) for run in (a, b)]
-    if all(run.document.get("recipe") == "own loop" for run in (a, b)) and all(commands):
-        scripts = [str(command[0]) for command in commands]
-        if all(scripts) and scripts[0] != scripts[1]:
-            _add_scripts(found, snapshots, scripts)
+    scripts = [str(command[0]) for command in commands if command]
+    if is_own and len(scripts) == 2 and all(scripts) and scripts[0] != scripts[1]:
+        contents = [_script(snapshot, script) for snapshot, script in zip(snapshots, scripts)]
+        if None in contents:  # not in the snapshot, or it could be one of several
+            found.files.append(ChangedFile("M", " -> ".join(scripts), None, None))
+        elif contents[0] == contents[1]:
+            found.notes.append(f"the script has two names, {scripts[0]} and {scripts[1]}, and the same content")
+        else:
+            changed, patch = _compared_file(" -> ".join(scripts), *contents)
+            found.files.append(changed)
+            found.patch += patch
     for snapshot in snapshots:
         left_out = [str(name) for name in list_of(snapshot.code.get("left_out"))]
         if left_out:
@@ -110,9 +118,8 @@ def diff(a: Run, b: Run) -> CodeDiff:
             change = compared(first, later)
             if change.files or change.problem:
                 found.resumed.append(Resumed(run.id, part.get("first_step"), change.files, change.problem))
-    for one in found.resumed:
-        what = one.problem or ", ".join(file.path for file in one.files[:_NUM_SHOWN])
-        found.notes.append(f"{one.run_id} continued at step {one.step} with other code: {what}")
+                what = change.problem or ", ".join(file.path for file in change.files[:_NUM_SHOWN])
+                found.notes.append(f"{run.id} continued at step {part.get('first_step')} with other code: {what}")
     return found
 
 
@@ -134,29 +141,18 @@ def compared(before: Snapshot, after: Snapshot) -> CodeDiff:
         return CodeDiff(problem=f"the code of {before.run_id} and {after.run_id} cannot be compared: {error}")
 
 
-def _add_scripts(found: CodeDiff, snapshots: list[Snapshot], scripts: list[str]) -> None:
-    """Two runs that executed two scripts ran other code, even where both trees hold both of them."""
-    name, contents = " -> ".join(scripts), []
-    for snapshot, script in zip(snapshots, scripts):
-        content, wanted = None, Path(script).parts
-        try:
-            files = _files(snapshot, is_mixed=False)
-        except (CodeUnavailable, SnapshotError, OSError):
-            files = {}
-        for length in range(len(wanted), 0, -1):  # the path may begin outside of the snapshot
-            ends = [name for name in files if Path(_text(name)).parts[-length:] == wanted[-length:]]
-            if len(ends) == 1:
-                content = files[ends[0]][1]()
-                break
-        contents.append(content)
-    if None in contents:  # not in the snapshot, or it could be one of several
-        found.files.append(ChangedFile("M", name, None, None))
-    elif contents[0] == contents[1]:
-        found.notes.append(f"the script has two names, {scripts[0]} and {scripts[1]}, and the same content")
-    else:
-        changed, patch = _compared_file(name, *contents)
-        found.files.append(changed)
-        found.patch += patch
+def _script(snapshot: Snapshot, script: str) -> bytes | None:
+    """What a snapshot holds of a script, whose path may begin outside of it; None unless one file alone fits."""
+    try:
+        files = _files(snapshot, is_mixed=False)
+    except (CodeUnavailable, SnapshotError, OSError):
+        return None
+    wanted = Path(script).parts
+    for length in range(len(wanted), 0, -1):
+        ends = [name for name in files if Path(_text(name)).parts[-length:] == wanted[-length:]]
+        if len(ends) == 1:
+            return files[ends[0]][1]()
+    return None
 
 
 # Two commits of one repository

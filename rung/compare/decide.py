@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev, variance
 
 from rung.compare.student import limit, two_sided
@@ -82,11 +82,9 @@ def decide(
     n, effect, sd = len(differences), fmean(differences), stdev(differences)
     if sd <= 1e-12 * max(map(abs, differences)):
         return _no_spread(effect, n, spending.level(n))
-    level = spending.level(n)
-    half = limit(level, n - 1) * sd / math.sqrt(n)
+    half = limit(spending.level(n), n - 1) * sd / math.sqrt(n)
     p = two_sided(effect / (sd / math.sqrt(n)), n - 1)
-    found = Decision("", effect, effect - half, effect + half, sd, n, level, p)
-    return _with_word(found, delta, spending, is_lower_better)
+    return _by_interval(effect, half, sd, n, p, "paired t", delta, spending, is_lower_better)
 
 
 def decide_unpaired(
@@ -103,18 +101,25 @@ def decide_unpaired(
     if se <= 1e-12 * max(abs(x) for x in (*a, *b)):
         return _no_spread(effect, n, spending.level(n))
     df = sum(parts) ** 2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
-    level = spending.level(n)
-    half, sd, p = limit(level, df) * se, se * math.sqrt(n), two_sided(effect / se, df)
-    found = Decision("", effect, effect - half, effect + half, sd, n, level, p, "Welch")
-    return _with_word(found, delta, spending, is_lower_better)
+    half, sd, p = limit(spending.level(n), df) * se, se * math.sqrt(n), two_sided(effect / se, df)
+    return _by_interval(effect, half, sd, n, p, "Welch", delta, spending, is_lower_better)
 
 
-def _with_word(found: Decision, delta: float, spending: AlphaSpending, is_lower_better: bool) -> Decision:
-    word, reasons = word_of(found.low, found.high, delta, is_lower_better)
-    more = None
-    if word == "UNDECIDED":
-        more = more_pairs(found.effect, found.sd, found.num_pairs, delta, spending.level)
-    return replace(found, word=word, more_pairs=more, reasons=reasons)
+def _by_interval(
+    effect: float, half: float, sd: float, n: int, p: float, method: str, delta: float, spending: AlphaSpending,
+    is_lower_better: bool,
+) -> Decision:  # fmt: skip
+    """EQUIVALENT comes first: an effect that is real and smaller than what matters does not matter."""
+    low, high = effect - half, effect + half
+    excludes_zero = low > 0 or high < 0
+    side = "BETTER" if (high < 0) == is_lower_better else "WORSE"
+    word, reasons, more = side if excludes_zero else "UNDECIDED", [], None
+    if -delta < low and high < delta:
+        word = "EQUIVALENT"
+        reasons = [f"{side} by less than delta: the interval excludes 0"] if excludes_zero else []
+    elif not excludes_zero:
+        more = more_pairs(effect, sd, n, delta, spending.level)
+    return Decision(word, effect, low, high, sd, n, spending.level(n), p, method, more, reasons=reasons)
 
 
 def _no_spread(effect: float, n: int, level: float) -> Decision:
@@ -155,15 +160,6 @@ def decide_by_floor(
         word, effect, effect - half, effect + half, sd, n, level, method="noise floor", z=z, more_pairs=more,
         reasons=reasons,
     )  # fmt: skip
-
-
-def word_of(low: float, high: float, delta: float, is_lower_better: bool) -> tuple[str, list[str]]:
-    """EQUIVALENT comes first: an effect that is real and smaller than what matters does not matter."""
-    excludes_zero = low > 0 or high < 0
-    side = "BETTER" if (high < 0) == is_lower_better else "WORSE"
-    if -delta < low and high < delta:
-        return "EQUIVALENT", [f"{side} by less than delta: the interval excludes 0"] if excludes_zero else []
-    return (side if excludes_zero else "UNDECIDED"), []
 
 
 def more_pairs(effect: float, sd: float, num_pairs: int, delta: float, level: Callable[[int], float]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ def identity(run: Run) -> str:
     return str(run.document.get("uid") or run.path.resolve())
 
 
-def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str], declared: str | None) -> Gate:
+def check_arms(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str], declared: str | None) -> Gate:
     """INCOMPARABLE comes before CONFOUNDED: where figures mean two things, it does not matter what was changed."""
     gate = Gate([], [])
     ids = Counter(run.id for run in {str(run.path): run for run in (*a, *b)}.values())
@@ -78,9 +78,27 @@ def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str]
         for run in [run for run in kept if not all(map(math.isfinite, own_tail(gate.curves[run])))]:
             kept.remove(run)
             gate.diverged.setdefault(name, []).append(run)
-    _compare(gate, metric, allowed, declared)
-    if gate.word:
+
+    incomparable = _compare(gate, metric, allowed, declared)
+    for run in (*gate.a, *gate.b):
+        curve = gate.curves[run]
+        if not curve.steps:
+            incomparable.append(f"{gate.names[run]} has no {metric}")
+        elif not own_tail(curve):
+            ended = f"the last one is at step {curve.steps[-1]:g} of {run.step}"
+            incomparable.append(f"{gate.names[run]} has no {metric} in the last fifth of its training: {ended}")
+    for one, two in (pair for seed in gate.seeds for pair in itertools.product(*gate.of_seed(seed))):
+        curves, names = [gate.curves[one], gate.curves[two]], f"{gate.names[one]} and {gate.names[two]}"
+        end = endpoint(*curves)
+        if end is None and all(map(own_tail, curves)):
+            incomparable.append(f"{names} have no {metric} at the same step in the last fifth of training")
+        elif end is not None and not math.isfinite(end.difference):
+            why = f"a {metric} beside the last fifth is not finite"
+            incomparable.append(f"{names} cannot be aligned at equal targets: {why}")
+    if incomparable:
+        gate.word, gate.reasons = "INCOMPARABLE", [*dict.fromkeys(incomparable), *gate.reasons]
         return gate
+
     if "sick" not in allowed:
         found = [text for run in (*gate.a, *gate.b) for text in sickness(run)]
         gate.confounders += found
@@ -97,22 +115,29 @@ def look(a: Sequence[Run], b: Sequence[Run], metric: str, allowed: Sequence[str]
     return gate
 
 
-def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | None) -> None:
+def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | None) -> list[str]:
+    """Tells the gate what confounds, within the arms and across them; returns why figures cannot be compared."""
     arms = [[*kept, *gate.diverged.get(name, [])] for name, kept in (("A", gate.a), ("B", gate.b))]
     found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     factors: list[str] = []
-    incomparable: dict[str, None] = {}
+    incomparable: list[str] = []
     blame: dict[str, None] = {}
 
     def note(one: Run, two: Run, differences: Sequence[Difference]) -> None:
         names = f"{gate.names[one]} and {gate.names[two]}"
-        for difference in _code_as_one(differences):
+        files = [d for d in differences if d.part == "code"]
+        if len(files) > 1:  # one confounder, however many they are
+            more = f" and {len(files) - _NUM_FILES} more" if len(files) > _NUM_FILES else ""
+            detail = ", ".join(f"{d.name} {d.detail}".strip() for d in files[:_NUM_FILES]) + more
+            as_one = Difference("code", f"{len(files)} files", None, None, files[0].weight, detail)
+            differences = [as_one, *(d for d in differences if d.part != "code")]
+        for difference in differences:
             if difference.part == "metric" and not _concerns(difference, metric):
                 continue
             if difference.name in ("initial weights", "batches") and seed_of(one) is None:
                 continue  # without seeds nothing is paired, and other weights are what repetitions have
             if difference.weight == "metric":
-                incomparable[f"{metric} means something else: {_text(difference)} ({names})"] = None
+                incomparable.append(f"{metric} means something else: {_text(difference)} ({names})")
             else:
                 blame[difference.name if difference.part == "config" else difference.part] = None
                 values = (str(difference.before), str(difference.after)) if difference.part != "pairing" else ()
@@ -138,15 +163,13 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
                 note(one, two, [Difference("pairing", "seed", None, None, "hidden", _TWINS)])
 
     gate.reasons = list(dict.fromkeys(gate.reasons))
-    incomparable |= dict.fromkeys(_unshared(gate, metric))
     gate.factor = "; ".join(dict.fromkeys(factors)) or ("none" if all(arms) and not found else "")
     gate.is_aa = gate.factor == "none"
     gate.blame = list(blame)
     for text, names in found.values():
         more = f" and {len(names) - _NUM_PAIRS} more pairs" if len(names) > _NUM_PAIRS else ""
         gate.confounders.append(f"{text} [{', '.join(names[:_NUM_PAIRS])}{more}]")
-    if incomparable:
-        gate.word, gate.reasons = "INCOMPARABLE", [*incomparable, *gate.reasons]
+    return incomparable
 
 
 def _concerns(difference: Difference, metric: str) -> bool:
@@ -172,24 +195,6 @@ def _is_same_budget(a: Run, b: Run, difference: Difference) -> bool:
     return abs(targets[0] - targets[1]) <= one_step and abs(ends[0] - ends[1]) <= 2 / min(steps)
 
 
-def _unshared(gate: Gate, metric: str) -> Iterator[str]:
-    """Why the figures of runs cannot be put side by side."""
-    for run in (*gate.a, *gate.b):
-        curve = gate.curves[run]
-        if not curve.steps:
-            yield f"{gate.names[run]} has no {metric}"
-        elif not own_tail(curve):
-            ended = f"the last one is at step {curve.steps[-1]:g} of {run.step}"
-            yield f"{gate.names[run]} has no {metric} in the last fifth of its training: {ended}"
-    for one, two in (pair for seed in gate.seeds for pair in itertools.product(*gate.of_seed(seed))):
-        curves, names = [gate.curves[one], gate.curves[two]], f"{gate.names[one]} and {gate.names[two]}"
-        end = endpoint(*curves)
-        if end is None and all(map(own_tail, curves)):
-            yield f"{names} have no {metric} at the same step in the last fifth of training"
-        elif end is not None and not math.isfinite(end.difference):
-            yield f"{names} cannot be aligned at equal targets: a {metric} beside the last fifth is not finite"
-
-
 def sickness(run: Run) -> list[str]:
     """What the doctor finds sick or fatal in a run."""
     from rung.doctor.diagnose import diagnose
@@ -197,17 +202,6 @@ def sickness(run: Run) -> list[str]:
 
     found = [f for f in diagnose(read(run), raises=False) if f.severity in ("sick", "fatal")]
     return [f"{run.id} is {f.severity}: {f.rule} {f.what} (`--allow sick` judges it all the same)" for f in found]
-
-
-def _code_as_one(differences: Sequence[Difference]) -> list[Difference]:
-    """Files of code are one confounder, however many they are."""
-    files = [d for d in differences if d.part == "code"]
-    if len(files) < 2:
-        return list(differences)
-    more = f" and {len(files) - _NUM_FILES} more" if len(files) > _NUM_FILES else ""
-    detail = ", ".join(f"{d.name} {d.detail}".strip() for d in files[:_NUM_FILES]) + more
-    one = Difference("code", f"{len(files)} files", None, None, files[0].weight, detail)
-    return [one, *(d for d in differences if d.part != "code")]
 
 
 def _text(difference: Difference) -> str:

@@ -28,7 +28,7 @@ from rung.compare.decide import (
     decide_by_floor,
     decide_unpaired,
 )
-from rung.compare.gate import Gate, identity, look
+from rung.compare.gate import Gate, check_arms, identity
 from rung.compare.noise import Floor, floor_for, seed_of
 from rung.compare.reading import curve_of, is_lower_better, is_of_engine, main_metric
 from rung.errors import RunError
@@ -53,8 +53,8 @@ class Pair:
 
 
 @dataclass
-class Side:
-    """An arm by itself: means over its seeds."""
+class ArmMeans:
+    """An arm by itself: means over its runs."""
 
     final: float = math.nan
     best: float = math.nan
@@ -87,8 +87,8 @@ class Judgement:
     floor: Floor | None = None
     more_pairs: int | None = None
     more_s: float | None = None  # what these would take, as long as the runs that are there
-    a: Side = field(default_factory=Side)
-    b: Side = field(default_factory=Side)
+    a: ArmMeans = field(default_factory=ArmMeans)
+    b: ArmMeans = field(default_factory=ArmMeans)
     pairs: list[Pair] = field(default_factory=list)
     confounders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -122,7 +122,10 @@ class Judgement:
             would_decide.append(f"~{self.more_pairs} more pair{'s' if self.more_pairs != 1 else ''}{cost}")
         wide = max(abs(self.low), abs(self.high))
         if math.isfinite(wide) and self.num_pairs >= LOOKS[0]:
-            would_decide.append(f"{'or ' if would_decide else ''}EQUIVALENT at δ={_rounded_up(wide)}")
+            # Rounded up to two digits: at this delta the word would really be EQUIVALENT.
+            place = 10 ** (math.floor(math.log10(wide)) - 1) if wide > 0 else 1.0
+            least = f"{math.ceil(wide / place * (1 + 1e-9)) * place:.2g}"
+            would_decide.append(f"{'or ' if would_decide else ''}EQUIVALENT at δ={least}")
         return "; ".join(filter(None, [line, ", ".join(would_decide)]))
 
 
@@ -149,7 +152,7 @@ def judge(
             message = f"{run.id} ({run.path}) is in both arms; a run cannot be compared with itself."
             raise RunError(message, code="options-conflict")
     metric = (metric or main_metric(a[0])).removeprefix("eval/")
-    gate = look(a, b, metric, allowed, declared)
+    gate = check_arms(a, b, metric, allowed, declared)
     out = Judgement("", metric, gate.factor, is_aa=gate.is_aa)
     out.is_lower_better = is_lower_better(a[0], metric) if better is None else better == "lower"
     if out.is_lower_better is None and metric.endswith("loss"):
@@ -211,7 +214,15 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     lone = [run for run in (*gate.a, *gate.b) if out.pairs and seed_of(run) not in gate.seeds]
     out.left_out += [f"{gate.names[run]} has no partner of seed {seed_of(run)}" for run in lone]
 
-    values = [_by_seed(gate, arm) for arm in (gate.a, gate.b)]
+    # One value per seed; runs of unknown seed each count as their own, unless they begin with the same weights.
+    values = []
+    for arm in (gate.a, gate.b):
+        by_seed: dict[Any, list[float]] = {}
+        for run in arm:
+            seed, weights = seed_of(run), run.initial_weights()
+            unknown = to_json(weights) if weights else run.path
+            by_seed.setdefault(unknown if seed is None else seed, []).append(own_endpoint(gate.curves[run]))
+        values.append([fmean(group) for group in by_seed.values()])
     level = fmean(values[0])
     out.delta = delta if delta is not None else DELTA_SHARE * abs(level)
     decision = _decide(out, gate, values, spending)
@@ -224,11 +235,22 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     out.percent = 100 * out.effect / abs(level) if level else math.nan
 
     is_lower = out.is_lower_better is not False
-    out.a, out.b = (_side(arm, gate, is_lower) for arm in (gate.a, gate.b))
-    if out.is_lower_better is None:
-        out.a.best = out.b.best = math.nan
-    else:
-        out.targets_saved = _saved(gate, (out.effect < 0) == is_lower, is_lower)
+    for means, arm in ((out.a, gate.a), (out.b, gate.b)):
+        curves = [gate.curves[run].values for run in arm]
+        finite = [known for one in curves if (known := [value for value in one if math.isfinite(value)])]
+        if finite:
+            means.final = fmean(one[-1] for one in curves)
+            means.best = math.nan if out.is_lower_better is None else fmean(map(min if is_lower else max, finite))
+    if out.is_lower_better is not None:
+        # How much earlier B comes to where A ends; where B ends worse, the other way round.
+        is_ahead, shares = (out.effect < 0) == is_lower, []
+        for seed in gate.seeds:
+            a, b = (gate.curves[runs[0]] for runs in gate.of_seed(seed))
+            goal = own_endpoint(a if is_ahead else b)
+            at_a, at_b = (reached(one, goal, is_lower) for one in (a, b))
+            if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None) and a.x[-1]:
+                shares.append((at_a - at_b) / a.x[-1])
+        out.targets_saved = fmean(shares) if shares else math.nan
     errors = curve_of(gate.b[0], f"{out.metric}_se").values  # of an eval, over the rows it saw
     if out.word in ("BETTER", "WORSE") and errors and abs(out.effect) < errors[-1] < math.inf:
         out.reasons.append(f"it holds for these rows: over its rows, one eval has a standard error of {errors[-1]:.2g}")
@@ -278,35 +300,6 @@ def _decide(out: Judgement, gate: Gate, values: Sequence[list[float]], spending:
     return Decision("UNDECIDED", fmean(differences), nan, nan, nan, num, nan, more_pairs=LOOKS[0] - num)
 
 
-def _by_seed(gate: Gate, arm: Sequence[Run]) -> list[float]:
-    """One value per seed; runs of unknown seed each count as their own, unless they begin with the same weights."""
-    found: dict[Any, list[float]] = {}
-    for run in arm:
-        seed, weights = seed_of(run), run.initial_weights()
-        unknown = to_json(weights) if weights else run.path
-        found.setdefault(unknown if seed is None else seed, []).append(own_endpoint(gate.curves[run]))
-    return [fmean(group) for group in found.values()]
-
-
-def _side(arm: Sequence[Run], gate: Gate, is_lower: bool) -> Side:
-    pick = min if is_lower else max
-    values = [gate.curves[run].values for run in arm]
-    bests = [pick(finite) for one in values if (finite := [v for v in one if math.isfinite(v)])]
-    return Side(fmean(one[-1] for one in values), fmean(bests)) if bests else Side()
-
-
-def _saved(gate: Gate, is_ahead: bool, is_lower: bool) -> float:
-    """How much earlier B comes to where A ends, as a share of the training; where B ends worse, the other way round."""
-    shares = []
-    for seed in gate.seeds:
-        a, b = (gate.curves[runs[0]] for runs in gate.of_seed(seed))
-        level = own_endpoint(a if is_ahead else b)
-        at_a, at_b = (reached(one, level, is_lower) for one in (a, b))
-        if at_a is not None and at_b is not None and (a.targets is None) == (b.targets is None) and a.x[-1]:
-            shares.append((at_a - at_b) / a.x[-1])
-    return fmean(shares) if shares else math.nan
-
-
 def _judge_diverged(out: Judgement, gate: Gate) -> None:
     """A run that broke has no endpoint. A word takes most of an arm broken and none of the other; two equal arms, of
     which each run breaks with some chance, look like one broken and none in up to half of all cases."""
@@ -346,9 +339,3 @@ def _signed(value: float) -> str:
     is_plain = abs(value) >= 5e-5 or value == 0
     text = f"{value:+.4f}" if is_plain else f"{value:+.1e}"
     return text.replace("-", "\N{MINUS SIGN}", 1)
-
-
-def _rounded_up(value: float) -> str:
-    """To two digits: at this delta the word would really be EQUIVALENT."""
-    place = 10 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
-    return f"{math.ceil(value / place * (1 + 1e-9)) * place:.2g}" if value > 0 else "0"

@@ -12,13 +12,13 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rung.compare.code import CodeDiff, diff
-from rung.compare.difference import ABSENT, Comparison, Difference
+from rung.compare.factors import ABSENT, Comparison, Difference, compare
 from rung.compare.reading import UNREADABLE, number_of
 from rung.errors import RunError
 from rung.report.blocks import Span, code, joined
@@ -43,8 +43,6 @@ class Link:
     @cached_property
     def comparison(self) -> Comparison | None:
         """With the parent; None without one, or where a file of either is damaged, which `problem` then says."""
-        from rung.compare.factors import compare
-
         if self.parent is None:
             return None
         try:
@@ -84,16 +82,10 @@ def unreadable(run: Run, error: Exception) -> str:
     return f"Not all of the record can be read: {without_root(run, reason)}"
 
 
-def _parent_id(run: Run) -> str:
-    """ "" where there is none."""
-    parent = run.document.get("parent")
-    return parent if isinstance(parent, str) else ""
-
-
 def find_parent(run: Run, opened: dict[Path, Run] | None = None) -> Link:
     """The run with its parent, or with the reason why there is none; runs in `opened` are not opened again."""
-    wanted, opened = _parent_id(run), {} if opened is None else opened
-    if not wanted:
+    wanted, opened = run.document.get("parent"), {} if opened is None else opened
+    if not isinstance(wanted, str) or not wanted:
         return Link(run)
     root = run.path.parent.parent
     path = root / wanted
@@ -266,62 +258,6 @@ def best_text(run: Run) -> str:
     return "-" if loss is None else value_text(loss)
 
 
-@dataclass
-class Node:
-    """A place in the tree; `link` is None for a parent that is not among the runs."""
-
-    name: str
-    link: Link | None = None
-    children: list[Node] = field(default_factory=list)
-    note: str = ""
-
-
-def _tree(links: Sequence[Link]) -> list[Node]:
-    """The roots, in the order of the runs; each run once, also where parents go in a circle."""
-    # By place, not by id: a folder that was copied bears the id of its original.
-    nodes = {link.run.path.resolve(): Node(link.run.id, link) for link in links}
-    absent: dict[str, Node] = {}
-    roots: list[Node] = []
-    for path, node in nodes.items():
-        assert node.link is not None
-        parent, wanted = node.link.parent, _parent_id(node.link.run)
-        above = nodes.get(parent.path.resolve()) if parent is not None else None
-        if not wanted or (parent is not None and parent.path.resolve() == path):
-            roots.append(node)
-        elif above is not None:
-            above.children.append(node)
-        else:
-            name = parent.id if parent is not None else f"[{one_line(wanted)}]"
-            if name not in absent:
-                absent[name] = Node(name)
-                roots.append(absent[name])
-            absent[name].children.append(node)
-
-    # No root leads to a circle: one run of each becomes a root.
-    reached = {id(node) for _, node in _walk(roots)}
-    for node in nodes.values():
-        if id(node) in reached:
-            continue
-        for other in nodes.values():
-            other.children = [child for child in other.children if child is not node]
-        node.note = "its parents form a cycle"
-        roots.append(node)
-        reached |= {id(below) for _, below in _walk([node])}
-    return roots
-
-
-def _walk(roots: Sequence[Node]) -> Iterator[tuple[str, Node]]:
-    """Each node with the strokes before its name; as deep as a chain of runs may be."""
-    stack = [("", "", root) for root in reversed(roots)]
-    while stack:
-        first, rest, node = stack.pop()
-        yield first, node
-        last = len(node.children) - 1
-        for i in range(last, -1, -1):
-            strokes = ("└ ", "  ") if i == last else ("├ ", "│ ")
-            stack.append((rest + strokes[0], rest + strokes[1], node.children[i]))
-
-
 def tree_lines(runs: Sequence[Run]) -> list[str]:
     """The tree of many runs; reads no rows, so that a thousand runs are listed in seconds."""
     for run in runs:
@@ -331,21 +267,64 @@ def tree_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def lines_of(links: Sequence[Link]) -> list[str]:
-    """id, status, best loss, change against the parent and verdict, a line each; a parent that is gone in brackets."""
-    rows = []
-    for strokes, node in _walk(_tree(links)):
-        if node.link is None:
-            rows.append([f"{strokes}{node.name}", "", "", ""])
+    """The tree: id, status, best loss, change against the parent and verdict, a line each.
+
+    Roots are in the order of the runs; a parent that is gone is in brackets. Each run is there once, also where parents
+    go in a circle.
+    """
+    # By place, not by id: a folder that was copied bears the id of its original. A parent that is gone has only a name.
+    by_path = {link.run.path.resolve(): link for link in links}
+    roots: list[Path | str] = []
+    children: dict[Path | str, list[Path | str]] = {}
+    for path, link in by_path.items():
+        parent, wanted = link.parent, link.run.document.get("parent")
+        above: Path | str | None = None if parent is None else parent.path.resolve()
+        if not isinstance(wanted, str) or not wanted or above == path:
+            roots.append(path)
             continue
-        run = node.link.run
+        if above is None or above not in by_path:
+            above = f"[{one_line(wanted)}]" if parent is None else parent.id
+            if above not in children:
+                roots.append(above)
+        children.setdefault(above, []).append(path)
+
+    def walk(*roots: Path | str) -> Iterator[tuple[str, Path | str]]:
+        """Each place with the strokes before its name; as deep as a chain of runs may be."""
+        stack = [("", "", root) for root in reversed(roots)]
+        while stack:
+            first, rest, place = stack.pop()
+            yield first, place
+            below = children.get(place, [])
+            for i, child in reversed(list(enumerate(below, 1))):
+                strokes = ("└ ", "  ") if i == len(below) else ("├ ", "│ ")
+                stack.append((rest + strokes[0], rest + strokes[1], child))
+
+    # No root leads to a circle: one run of each becomes a root.
+    reached = {place for _, place in walk(*roots)}
+    in_circle = set()
+    for path in by_path:
+        if path not in reached:
+            for below in children.values():
+                below[:] = [child for child in below if child != path]
+            in_circle.add(path)
+            roots.append(path)
+            reached |= {place for _, place in walk(path)}
+
+    rows = []
+    for strokes, place in walk(*roots):
+        if isinstance(place, str):
+            rows.append([f"{strokes}{place}", "", "", ""])
+            continue
+        run = by_path[place].run
         word, text = verdict_of(run)
         verdict = one_line(word) or _cut(one_line(text))
-        changes = [node.note, short_change(node.link), f"({verdict})" if verdict else ""]
+        note = "its parents form a cycle" if place in in_circle else ""
+        changes = [note, short_change(by_path[place]), f"({verdict})" if verdict else ""]
         loss = (run.best or {}).get("loss")
         best = "-"
         if isinstance(loss, int | float):
             best = f"{loss:.4f}" if math.isfinite(loss) else name_of(float(loss))
-        rows.append([f"{strokes}{node.name}", one_line(run.status), best, "  ".join(filter(None, changes))])
+        rows.append([f"{strokes}{run.id}", one_line(run.status), best, "  ".join(filter(None, changes))])
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = ["  ".join(f"{cell:{'>' if i == 2 else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows]
     return [line.rstrip() for line in lines]

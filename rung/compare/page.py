@@ -1,7 +1,9 @@
 """The page of a run and that of an experiment, written from the records: what changed, why, what happened.
 
 The same records give the same bytes: no current date, no path of this machine. Only `status` may change while the files
-do not, as long as a run is in progress. Numbers come from the record, or are rounded, counted or subtracted by result.
+do not, as long as a run is in progress. Every number stands in the record, to all digits or rounded as ROUNDED says; a
+difference stands beside the two numbers it is of. Two runs of one seed each show a difference and no verdict: judge
+says who may conclude what.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import math
 import os
 import shlex
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rung.compare.align import outcome
+from rung.compare.factors import strictness
 from rung.compare.lineage import (
     Link,
     best_text,
@@ -31,8 +36,7 @@ from rung.compare.lineage import (
     verdict_of,
     without_root,
 )
-from rung.compare.reading import UNREADABLE, list_of, part_of, segments_of
-from rung.compare.result import curve_blocks, drawn, eval_blocks, eval_lines, log_blocks, parent_blocks
+from rung.compare.reading import UNREADABLE, columns, evals, evals_of, list_of, part_of, segments_of
 from rung.report.blocks import (
     TEXTS,
     Block,
@@ -42,6 +46,7 @@ from rung.report.blocks import (
     Heading,
     Page,
     Paragraph,
+    Picture,
     Quote,
     Span,
     Spans,
@@ -52,15 +57,25 @@ from rung.report.blocks import (
     link,
     struck,
 )
-from rung.report.plot import Line
+from rung.report.plot import Line, Plot, svg
 from rung.runs.fields import groups_over_seeds
+from rung.runs.metrics import Faults
 from rung.runs.query import Run
 from rung.text import one_line
+from rung.units import count
 
+# Every rounding on the page of a run besides `count` for targets a second; all other numbers have all their digits.
+ROUNDED = {"loss": ".4f", "norm": ".3g", "lr": ".2e", "mfu": ".1f", "wait": ".1f", "difference": "+.6g"}
+# Mean and standard deviation over seeds are the only figures that no record holds; they stand beside their runs.
+MEAN = ".6g"
+_STEP_NAMES = ("loss", "norm", "lr", "targets", "step_s", "wait_s", "mfu", "skipped")
+_NUM_LINES = 10  # of the log
+_MOST_EVALS = 60  # rows of the table of evals
+_MOST_COLUMNS = 12
+_LOG_RATIO = 50  # from lowest to highest: more is not seen on a plain axis
+_MOST_DOTS = 100  # evals of a curve that get a dot each
 _MOST_TEXT_BYTES = 20_000  # of a sample that is text and stands on the page
 _MOST_CURVES = 6  # in one drawing: as many as there are colours
-# Mean and standard deviation over seeds are the only figures here that no record holds; they stand beside their runs.
-MEAN = ".6g"
 
 
 class ReportPage(NamedTuple):
@@ -81,20 +96,20 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
     report = ReportPage(Page(one_line(run.id)))
     links = chain(run)
     for section in (
-        lambda: _head(links[-1]),
-        lambda: _findings(run),
-        lambda: _changes(links[-1]),
-        lambda: _settings(links),
-        lambda: log_blocks(run),
-        lambda: curve_blocks(run),
-        lambda: parent_blocks(links[-1], has_heading=True),
-        lambda: eval_blocks(run),
-        lambda: _samples(run, where, has_files),
-        lambda: _notes(run, Heading(2, ["notes"])),
-        lambda: _reproduce(run, where),
+        _head(links[-1]),
+        _findings(run),
+        _changes(links[-1]),
+        _settings(links),
+        _log(run),
+        _curves(run),
+        _against_parent(links[-1], has_heading=True),
+        _evals(run),
+        _samples(run, where, has_files),
+        _notes(run, Heading(2, ["notes"])),
+        _reproduce(run, where),
     ):
         try:
-            report.page.blocks += section()
+            report.page.blocks += section
         except UNREADABLE as error:
             report.page.blocks.append(Paragraph([unreadable(run, error)]))
     return report
@@ -174,8 +189,6 @@ def _findings(run: Run) -> Iterator[Block]:
 
 def _changes(found: Link) -> Iterator[Block]:
     """All that differs from the parent, and whether it was one change."""
-    from rung.compare.factors import strictness
-
     comparison = found.comparison
     if found.parent is None or comparison is None:
         return
@@ -225,6 +238,143 @@ def _settings(links: Sequence[Link]) -> Iterator[Block]:
         else:
             items.append([*spans, f" ({one.run}{source})"])
     yield Bullets(items)
+
+
+def _log(run: Run) -> Iterator[Block]:
+    """The last lines that a terminal showed; what was not recorded is left out."""
+    faults = Faults()
+    found = columns(run, _STEP_NAMES, faults)
+    planned = part_of(run, "derived").get("num_steps")
+    of_all = f"/{value_text(planned)}" if planned else ""
+    lines = []
+    for number, step in zip(found["loss"].rows[-_NUM_LINES:], found["loss"].steps[-_NUM_LINES:]):
+        row: dict[str, float | None] = {}
+        for name, curve in found.items():
+            i = bisect_left(curve.rows, number)
+            row[name] = curve.values[i] if i < len(curve.rows) and curve.rows[i] == number else None
+        targets, seconds, waited, mfu = (row[name] for name in ("targets", "step_s", "wait_s", "mfu"))
+        parts = [f"step {step}{of_all}"]
+        for name, width in (("loss", 7), ("norm", 6), ("lr", 0)):
+            if (value := row[name]) is not None:
+                parts.append(f"{name} {_rounded(value, name):<{width}}")
+        if row["skipped"]:
+            parts.append("not applied")
+        else:
+            if targets is not None and seconds:
+                parts.append(f"{count(targets / seconds)} targets/s")
+            if mfu is not None:
+                parts.append(f"mfu {_rounded(100 * mfu, 'mfu')} %")
+            if waited is not None and seconds:
+                parts.append(f"wait {_rounded(100 * waited / seconds, 'wait')} %")
+        lines.append("  ".join(parts).rstrip())
+    if lines:
+        yield Heading(2, ["log"])
+        yield Code("\n".join(lines))
+    if faults.broken:
+        yield Paragraph([f"{faults.broken} broken lines of metrics were left out."])
+
+
+def _rounded(value: float, name: str) -> str:
+    """A number as ROUNDED says; one that is not finite as it is."""
+    return format(value, ROUNDED[name]) if math.isfinite(value) else value_text(float(value)).replace("Infinity", "inf")
+
+
+def _curves(run: Run) -> Iterator[Block]:
+    """Loss and learning rate."""
+    yield Heading(2, ["result"])
+    loss, lr = columns(run, ("loss", "lr")).values()
+    lines = [Line("training", loss.steps, loss.values)] if len(loss.steps) else []
+    lines += _eval_lines(run)
+    if lines:
+        yield _drawn("loss", f"{run.id}: loss", lines)
+    if len(lr.steps):
+        yield _drawn("lr", f"{run.id}: learning rate", [Line("lr", lr.steps, lr.values)], is_log=False)
+    if not lines:
+        yield Paragraph(["No loss was recorded."])
+
+
+def _eval_lines(run: Run, prefix: str = "") -> list[Line]:
+    """The loss of each eval set."""
+    losses = [(name.removesuffix("/loss"), curve) for name, curve in evals_of(run).items() if name.endswith("/loss")]
+    return [Line(prefix + name, curve.steps, curve.values, len(curve.steps) <= _MOST_DOTS) for name, curve in losses]
+
+
+def _drawn(name: str, title: str, lines: list[Line], is_log: bool | None = None) -> Picture:
+    """A plot over steps; unless it is said, on a logarithmic axis where a plain one would not show all values."""
+    if is_log is None:
+        values = [y for line in lines for y in line.y if y is not None and math.isfinite(y)]
+        is_log = bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
+    return Picture(f"{name}.svg", title, svg(Plot(title, "step", lines, is_log)))
+
+
+def _against_parent(link: Link, has_heading: bool = False) -> Iterator[Block]:
+    """How the run did beside its parent."""
+    if link.parent is None:
+        return
+    if has_heading:
+        yield Heading(3, [f"against {one_line(link.parent.id)}"])
+    result = outcome(link.parent, link.run)
+    is_other = any(d.weight == "metric" for d in link.changes)
+    if is_other:
+        yield Paragraph([f"{result.metric} counts something else in the two runs: the figures cannot be compared."])
+    rows: list[list[Spans | str]] = []
+
+    def add(name: str, a: float, b: float) -> None:
+        is_known = math.isfinite(a) and math.isfinite(b) and not is_other
+        rows.append([name, value_text(a), value_text(b), _rounded(b - a, "difference") if is_known else "-"])
+
+    best, last = (result.a.best, result.b.best), (result.a.final, result.b.final)
+    for name, (a, b) in {"best and last": last}.items() if best == last else {"best": best, "last": last}.items():
+        if a is not None and b is not None:
+            steps = dict.fromkeys([_whole(a.step), _whole(b.step)])
+            add(f"{name}, at step {' and '.join(steps)}", a.value, b.value)
+    if result.at_steps and len({end.step for end in last if end is not None}) > 1:
+        shared = result.at_steps[-1]
+        add(f"at step {_whole(shared.at)}", shared.a, shared.b)
+    if result.at_targets and result.a.targets != result.b.targets:
+        shared = result.at_targets[-1]
+        add(f"at {_whole(shared.at)} targets", shared.a, shared.b)
+    rates = (result.a.targets_per_s, result.b.targets_per_s)
+    if rates[0] is not None and rates[1] is not None:
+        rows.append(["targets/s, median", *(value_text(rate) for rate in rates), ""])
+    if rows:
+        ids = [one_line(link.parent.id), one_line(link.run.id)]
+        yield Table([one_line(result.metric), *ids, "difference"], rows, numeric=(1, 2, 3))
+    if result.problems:
+        yield Bullets([[problem] for problem in result.problems])
+
+
+def _whole(value: float) -> str:
+    return str(int(value)) if math.isfinite(value) and value == int(value) else value_text(value)
+
+
+def _evals(run: Run) -> Iterator[Block]:
+    """A row per eval, with all digits; the best in bold."""
+    found = evals(run)
+    if not found:
+        return
+    names = [name for row in found for name, value in row.items() if isinstance(value, int | float) and name != "step"]
+    ordered = sorted(dict.fromkeys(names), key=lambda name: (name != "loss", name != "loss_se"))
+    shown = ordered[:_MOST_COLUMNS]
+    best = run.best or {}
+    is_best = [(row["step"], row["set"]) == (best.get("step"), best.get("set")) for row in found]
+    # All rows, or some that are spread evenly, with the first, the last and the best.
+    every = 1 if len(found) <= _MOST_EVALS else math.ceil(len(found) / (_MOST_EVALS - 2))
+    kept = sorted({*range(0, len(found), every), *(i for i, is_it in enumerate(is_best) if is_it), len(found) - 1})
+
+    rows: list[list[Spans | str]] = []
+    for i in kept:
+        cells: list[Spans | str] = [str(found[i]["step"]), one_line(str(found[i]["set"]))]
+        for name in shown:
+            text = value_text(found[i][name]) if found[i].get(name) is not None else ""
+            cells.append([bold(text)] if is_best[i] and name == "loss" else text)
+        rows.append(cells)
+    yield Heading(3, ["evals"])
+    yield Table(["step", "set", *map(one_line, shown)], rows, numeric=(0, *range(2, 2 + len(shown))))
+    left_out = [f"{len(kept)} of {len(found)} evals are shown"] if len(kept) < len(found) else []
+    left_out += [f"{len(shown)} of {len(ordered)} values of each are shown"] if len(shown) < len(ordered) else []
+    if left_out:
+        yield Paragraph([f"{'; '.join(left_out)}: all are in ", code("events.ndjson"), "."])
 
 
 def _samples(run: Run, where: str, has_files: bool) -> Iterator[Block]:
@@ -307,14 +457,21 @@ def experiment_page(
     else:
         home = runs[0].path.parent
         where = "" if folder is None else f"{os.path.relpath(home, folder).replace(os.sep, '/')}/"
-        blocks.append(_summary(links, where))
+        rows: list[list[Spans | str]] = []
+        for found in links:
+            run = found.run
+            change = link_spans(found) if found.parent is not None else ["-"]
+            verdict = one_line(next(filter(None, verdict_of(run)), ""))
+            parent = one_line(text_of(run.document.get("parent")))
+            rows.append([[_linked(run, where)], parent, change, run.status, best_text(run), verdict])
+        blocks.append(Table(["run", "parent", "change", "status", "best loss", "verdict"], rows, numeric=(4,)))
         lines: list[Line] = []
         for run in runs:
             with contextlib.suppress(*UNREADABLE):  # reported where the run is
-                lines += eval_lines(run, f"{run.id} ")[:1]
+                lines += _eval_lines(run, f"{run.id} ")[:1]
         if shown := lines[-_MOST_CURVES:]:
             title = f"{name}: eval loss" + (f", the last {len(shown)} runs" if len(lines) > len(shown) else "")
-            blocks.append(drawn("loss", title, shown))
+            blocks.append(_drawn("loss", title, shown))
         blocks += [*_over_seeds(runs), Heading(2, ["tree"]), Code("\n".join(lines_of(links)))]
         for found in links:
             try:
@@ -325,17 +482,6 @@ def experiment_page(
         root = f"{runs[0].path.parent.parent}{os.sep}" if runs else ""
         blocks += [Heading(2, ["not readable"]), Bullets([[text.replace(root, "")] for text in problems])]
     return report
-
-
-def _summary(links: Sequence[Link], where: str) -> Table:
-    rows: list[list[Spans | str]] = []
-    for found in links:
-        run = found.run
-        change = link_spans(found) if found.parent is not None else ["-"]
-        verdict = one_line(next(filter(None, verdict_of(run)), ""))
-        parent = one_line(text_of(run.document.get("parent")))
-        rows.append([[_linked(run, where)], parent, change, run.status, best_text(run), verdict])
-    return Table(["run", "parent", "change", "status", "best loss", "verdict"], rows, numeric=(4,))
 
 
 def _linked(run: Run, where: str) -> Span:
@@ -385,7 +531,7 @@ def _run_in_experiment(found: Link, where: str) -> Iterator[Block]:
     yield Bullets(items)
     yield from _why(run)
     try:
-        yield from parent_blocks(found)
+        yield from _against_parent(found)
     except UNREADABLE as error:
         yield Paragraph([unreadable(run, error)])
     yield from _verdict(run)

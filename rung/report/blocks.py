@@ -132,32 +132,39 @@ def paragraphs(text: str) -> str:
 
 def markdown(page: Page) -> str:
     """The page, ending in one newline."""
-    return "\n\n".join(filter(None, map(_block, [Heading(1, [page.title]), *page.blocks]))) + "\n"
-
-
-def _block(block: Block) -> str:
-    match block:
-        case Heading(level, spans):
-            # Number signs at the end of a heading are taken for its closing.
-            return f"{'#' * level} " + _CLOSING.sub(lambda match: match[0].replace("#", r"\#"), inline(spans))
-        case Paragraph(spans):
-            return inline(spans)
-        case Bullets(items):
-            return "\n".join(f"- {inline(item)}" for item in items)
-        case Table(head, rows, numeric):
-            marks = ["---:" if i in numeric else "---" for i in range(len(head))]
-            cells = [[inline([c] if isinstance(c, str) else c, in_table=True) for c in row] for row in (head, *rows)]
-            return "\n".join(f"| {' | '.join(line)} |" for line in (cells[0], marks, *cells[1:]))
-        case Code(text, language):
-            return _fenced(text, language)
-        case Quote(text):
-            escaped = _EDGES.sub(_entities, _escaped(paragraphs(text)))
-            parts = [part.replace("\n", "\\\n") for part in escaped.split("\n\n")]
-            return "\n".join(f"> {line}" if line else ">" for line in "\n\n".join(parts).split("\n"))
-        case Picture(path, alt, _):
-            return f"![{inline([one_line(alt)])}]({target(path)})"
-        case File():
-            return _file(block)
+    out = []
+    for block in [Heading(1, [page.title]), *page.blocks]:
+        match block:
+            case Heading(level, spans):
+                # Number signs at the end of a heading are taken for its closing.
+                text = _CLOSING.sub(lambda match: match[0].replace("#", r"\#"), inline(spans))
+                out.append(f"{'#' * level} {text}")
+            case Paragraph(spans):
+                out.append(inline(spans))
+            case Bullets(items):
+                out.append("\n".join(f"- {inline(item)}" for item in items))
+            case Table(head, rows, numeric):
+                marks = ["---:" if i in numeric else "---" for i in range(len(head))]
+                spans_of = [[[cell] if isinstance(cell, str) else cell for cell in row] for row in (head, *rows)]
+                cells = [[inline(spans, in_table=True) for spans in row] for row in spans_of]
+                out.append("\n".join(f"| {' | '.join(line)} |" for line in (cells[0], marks, *cells[1:])))
+            case Code(text, language):
+                out.append(_fenced(text, language))
+            case Quote(text):
+                escaped = _EDGES.sub(_entities, _escaped(paragraphs(text)))
+                parts = [part.replace("\n", "\\\n") for part in escaped.split("\n\n")]
+                out.append("\n".join(f"> {line}" if line else ">" for line in "\n\n".join(parts).split("\n")))
+            case Picture(path, alt, _):
+                out.append(f"![{inline([one_line(alt)])}]({target(path)})")
+            case File(path, caption, data):
+                name = one_line(path.rpartition("/")[2])
+                kind = name.rpartition(".")[2].lower()
+                out.append(f"{'!' if kind in PICTURES else ''}[{inline([name])}]({target(path)})")
+                if shown := inline([one_line(caption)]):
+                    out[-1] += f"\n\n{shown}" if kind in PICTURES else f": {shown}"
+                if kind in TEXTS and data is not None:
+                    out.append(_fenced(data.decode("utf-8", "replace")))
+    return "\n\n".join(filter(None, out)) + "\n"
 
 
 def _fenced(text: str, language: str = "") -> str:
@@ -165,17 +172,6 @@ def _fenced(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
-
-
-def _file(file: File) -> str:
-    name = one_line(file.path.rpartition("/")[2])
-    kind = name.rpartition(".")[2].lower()
-    shown = f"{'!' if kind in PICTURES else ''}[{inline([name])}]({target(file.path)})"
-    if caption := inline([one_line(file.caption)]):
-        shown += f"\n\n{caption}" if kind in PICTURES else f": {caption}"
-    if kind in TEXTS and file.data is not None:
-        shown += f"\n\n{_fenced(file.data.decode('utf-8', 'replace'))}"
-    return shown
 
 
 def target(path: str) -> str:
@@ -190,30 +186,28 @@ def inline(spans: Spans, in_table: bool = False) -> str:
     pieces = _spans(spans)
     out = ""
     for i, span in enumerate(pieces):
-        out += _span(span, before=out[-1:], after=plain_text(pieces[i + 1 :])[:1], in_table=in_table)
+        before, after = out[-1:], plain_text(pieces[i + 1 :])[:1]
+        if span.style == "code":
+            text = one_line_spaces(plain_text([span]))
+            is_odd = "`" in text or text != text.strip() or (in_table and "|" in text) or "  " in text or "\t" in text
+            shown = f"<code>{_escaped(text).replace(_PIPE, '&#124;')}</code>" if is_odd else f"`{text}`"
+            out += shown if text else ""
+            continue
+        if isinstance(span.text, str):
+            text = _escaped(one_line_spaces(span.text), at_start=not before and not in_table)
+        else:
+            text = inline(span.text, in_table)
+        if in_table:
+            text = text.replace(_PIPE, "&#124;")
+        if span.link:
+            text = f"[{text}]({target(span.link)})"
+        if span.style in ("bold", "struck") and text:
+            # Stars and tildes hold only with room outside and none inside; tags always do.
+            is_loose = before in _ROOM_BEFORE and after in _ROOM_AFTER and text == text.strip()
+            marks, tag = {"bold": ("**", "b"), "struck": ("~~", "del")}[span.style]
+            text = f"{marks}{text}{marks}" if is_loose else f"<{tag}>{text}</{tag}>"
+        out += text
     return _EDGES.sub(_entities, out)
-
-
-def _span(span: Span, before: str, after: str, in_table: bool) -> str:
-    if span.style == "code":
-        text = one_line_spaces(plain_text([span]))
-        is_odd = "`" in text or text != text.strip() or (in_table and "|" in text) or "  " in text or "\t" in text
-        shown = f"<code>{_escaped(text).replace(_PIPE, '&#124;')}</code>" if is_odd else f"`{text}`"
-        return shown if text else ""
-    if isinstance(span.text, str):
-        text = _escaped(one_line_spaces(span.text), at_start=not before and not in_table)
-    else:
-        text = inline(span.text, in_table)
-    if in_table:
-        text = text.replace(_PIPE, "&#124;")
-    if span.link:
-        text = f"[{text}]({target(span.link)})"
-    if span.style not in ("bold", "struck") or not text:
-        return text
-    # Stars and tildes hold only with room outside and none inside; tags always do.
-    is_loose = before in _ROOM_BEFORE and after in _ROOM_AFTER and text == text.strip()
-    marks, tag = {"bold": ("**", "b"), "struck": ("~~", "del")}[span.style]
-    return f"{marks}{text}{marks}" if is_loose else f"<{tag}>{text}</{tag}>"
 
 
 def one_line_spaces(text: str) -> str:

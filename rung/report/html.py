@@ -1,7 +1,7 @@
 """The blocks of a page as one HTML file that needs nothing else: no script, no request, light and dark.
 
 Plots stand in the file as SVG, samples as data: with a player or a picture; one that is too large to take in is a link.
-Text of users is escaped and shown as it was written. What is on the page is left to page and book.
+Text of users is escaped and shown as it was written. What a page says is left to its writer, as compare/page.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ video{max-width:100%}figcaption{color:var(--faint);font-size:.9rem;margin-top:.2
 
 
 def to_html(page: Page) -> str:
-    body = "\n".join(map(_block, [Heading(1, [page.title]), *page.blocks]))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -73,40 +72,39 @@ def to_html(page: Page) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; media-src data:; '
         "style-src 'unsafe-inline'\">\n"
         f"<title>{_text(one_line(page.title))}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<body>\n<main>\n{fragment(Heading(1, [page.title]), *page.blocks)}\n</main>\n</body>\n</html>\n"
     )
 
 
 def fragment(*blocks: Block) -> str:
     """Blocks without a page around them, as a notebook shows them: escaped, in the notebook's own style."""
-    return "\n".join(map(_block, blocks))
-
-
-def _block(block: Block) -> str:
-    match block:
-        case Heading(level, spans):
-            return f"<h{level}>{_inline(spans)}</h{level}>"
-        case Paragraph(spans):
-            return f"<p>{_inline(spans)}</p>"
-        case Bullets(items):
-            return "<ul>\n" + "\n".join(f"<li>{_inline(item)}</li>" for item in items) + "\n</ul>"
-        case Table(head, rows, numeric):
-            lines = []
-            for tag, cells in [("th", head), *(("td", row) for row in rows)]:
-                marks = [' class="number"' if i in numeric else "" for i in range(len(cells))]
-                texts = [_inline([cell] if isinstance(cell, str) else cell) for cell in cells]
-                shown = "".join(f"<{tag}{mark}>{text}</{tag}>" for mark, text in zip(marks, texts))
-                lines.append(f"<tr>{shown}</tr>")
-            top, body = lines[0], "\n".join(lines[1:])
-            return f'<div class="wide"><table>\n<thead>{top}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
-        case Code(text, _):
-            return f"<pre><code>{_text(visible(text).rstrip(chr(10)))}</code></pre>"
-        case Quote(text):
-            return f"<blockquote>{_text(paragraphs(text))}</blockquote>"
-        case Picture(_, _, svg):
-            return f"<figure>{svg.strip()}</figure>"
-        case File():
-            return _file(block)
+    out = []
+    for block in blocks:
+        match block:
+            case Heading(level, spans):
+                out.append(f"<h{level}>{_inline(spans)}</h{level}>")
+            case Paragraph(spans):
+                out.append(f"<p>{_inline(spans)}</p>")
+            case Bullets(items):
+                out.append("<ul>\n" + "\n".join(f"<li>{_inline(item)}</li>" for item in items) + "\n</ul>")
+            case Table(head, rows, numeric):
+                lines = []
+                for tag, cells in [("th", head), *(("td", row) for row in rows)]:
+                    marks = [' class="number"' if i in numeric else "" for i in range(len(cells))]
+                    texts = [_inline([cell] if isinstance(cell, str) else cell) for cell in cells]
+                    shown = "".join(f"<{tag}{mark}>{text}</{tag}>" for mark, text in zip(marks, texts))
+                    lines.append(f"<tr>{shown}</tr>")
+                table = "\n".join([f"<thead>{lines[0]}</thead>", "<tbody>", "\n".join(lines[1:]), "</tbody>"])
+                out.append(f'<div class="wide"><table>\n{table}\n</table></div>')
+            case Code(text, _):
+                out.append(f"<pre><code>{_text(visible(text).rstrip(chr(10)))}</code></pre>")
+            case Quote(text):
+                out.append(f"<blockquote>{_text(paragraphs(text))}</blockquote>")
+            case Picture(_, _, svg):
+                out.append(f"<figure>{svg.strip()}</figure>")
+            case File():
+                out.append(_file(block))
+    return "\n".join(out)
 
 
 def _file(file: File) -> str:

@@ -14,6 +14,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rung.text import one_line
 
@@ -36,6 +37,16 @@ class Line:
     x: Sequence[float]
     y: Sequence[float | None]
     is_dotted: bool = False  # few points, each one worth a dot: evals
+
+
+class _Curve(NamedTuple):
+    """What is drawn of a line: points, the places in them where it breaks, and where values were not finite."""
+
+    x: list[float]
+    y: list[float]
+    breaks: set[int]
+    bad: list[float]
+    num_bad: int
 
 
 @dataclass
@@ -70,7 +81,18 @@ class Scatter:
 
 def svg(plot: Plot) -> str:
     """The whole drawing; ends in a newline."""
-    drawn = [_thin(line, plot.is_log) for line in plot.lines]
+    drawn = []
+    for line in plot.lines:
+        points = [(x, y) for x, y in zip(line.x, line.y) if y is not None and math.isfinite(x)]
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        bad = [i for i, y in enumerate(ys) if not math.isfinite(y) or (plot.is_log and y <= 0)]
+        # Beyond these a tick or a distance would not be finite; nobody can tell the difference on paper.
+        ys = [max(_LEAST if plot.is_log else -_LARGEST, min(_LARGEST, y)) for y in ys]
+        kept = thinned(ys, set(bad))
+        breaks = {n for n in range(1, len(kept)) if bisect_right(bad, kept[n]) > bisect_right(bad, kept[n - 1])}
+        marks = bad if len(bad) <= MOST_POINTS // 5 else bad[:: math.ceil(len(bad) / (MOST_POINTS // 5))]
+        drawn.append(_Curve([xs[i] for i in kept], [ys[i] for i in kept], breaks, [xs[i] for i in marks], len(bad)))
+
     legend, top = _legend([line.name for line in plot.lines], sum(one.num_bad for one in drawn), plot.is_log)
     ys = [y for one in drawn for y in one.y]
     xs = [x for one in drawn for x in (*one.x, *one.bad)]
@@ -81,9 +103,26 @@ def svg(plot: Plot) -> str:
     left = _left_of(y_axis)
     num_ticks = int((_RIGHT - left) / 100)
     x_axis = _axis(min(xs), max(xs), num_ticks, False, start=left, end=_RIGHT, is_tight=True)
+
     parts = [*legend, *_frame(x_axis, y_axis, plot.x_name)]
-    for i, one in enumerate(drawn):
-        parts += _curve(one, x_axis, y_axis, i)
+    for number, (line, one) in enumerate(zip(plot.lines, drawn)):
+        path, dots = "", ""
+        for i, (x, y) in enumerate(zip(one.x, one.y)):
+            place = f"{_n(x_axis.place(x))} {_n(y_axis.place(y))}"
+            is_first = i == 0 or i in one.breaks
+            path += f"{'M' if is_first else 'L'}{place}"
+            is_alone = is_first and (i + 1 == len(one.x) or i + 1 in one.breaks)
+            if line.is_dotted or is_alone:
+                dots += f"M{place}h0"
+        colour = number % len(_COLOURS)
+        ends = 'stroke-linejoin="round" stroke-linecap="round"'
+        style = f'class="c{colour}" fill="none" stroke="{_COLOURS[colour]}" {ends}'
+        width = 'stroke-width="2"' if line.is_dotted else 'stroke-width="1.2" stroke-opacity="0.75"'
+        parts += [f'<path {style} {width} d="{path}"/>'] if path else []
+        parts += [f'<path {style} stroke-width="6" d="{dots}"/>'] if dots else []
+        if one.bad:
+            crosses = "".join(_cross(x_axis.place(x), y_axis.end + 5) for x in one.bad)
+            parts.append(f'<path class="bad" fill="none" stroke="#cf222e" stroke-width="1.5" d="{crosses}"/>')
     return _document(plot.title, parts)
 
 
@@ -148,30 +187,6 @@ def _document(title: str, parts: Sequence[str]) -> str:
         + "\n".join([head, *parts])
         + "\n</svg>\n"
     )
-
-
-@dataclass
-class _Thin:
-    """What is drawn of a curve: points, the places in them where the line breaks, and where values were not finite."""
-
-    x: list[float]
-    y: list[float]
-    breaks: set[int]
-    bad: list[float]
-    num_bad: int
-    is_dotted: bool
-
-
-def _thin(line: Line, is_log: bool) -> _Thin:
-    points = [(x, y) for x, y in zip(line.x, line.y) if y is not None and math.isfinite(x)]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    bad = [i for i, y in enumerate(ys) if not math.isfinite(y) or (is_log and y <= 0)]
-    # Beyond these a tick or a distance would not be finite; nobody can tell the difference on paper.
-    ys = [max(_LEAST if is_log else -_LARGEST, min(_LARGEST, y)) for y in ys]
-    kept = thinned(ys, set(bad))
-    breaks = {n for n in range(1, len(kept)) if bisect_right(bad, kept[n]) > bisect_right(bad, kept[n - 1])}
-    marks = bad if len(bad) <= MOST_POINTS // 5 else bad[:: math.ceil(len(bad) / (MOST_POINTS // 5))]
-    return _Thin([xs[i] for i in kept], [ys[i] for i in kept], breaks, [xs[i] for i in marks], len(bad), line.is_dotted)
 
 
 def thinned(values: Sequence[float], bad: set[int]) -> list[int]:
@@ -285,26 +300,6 @@ def _frame(x_axis: _Axis, y_axis: _Axis, x_name: str) -> list[str]:
     parts.append(f'<path class="axis" stroke="#8c959f" d="M{_n(left)} {_n(bottom)}H{_n(right)}"/>')
     middle = (left + right) / 2
     parts.append(_text(middle, HEIGHT - 10, x_name, 'class="faint" fill="#59636e" text-anchor="middle"'))
-    return parts
-
-
-def _curve(one: _Thin, x_axis: _Axis, y_axis: _Axis, number: int) -> list[str]:
-    colour = number % len(_COLOURS)
-    points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(one.x, one.y)]
-    path, dots = "", ""
-    for i, (x, y) in enumerate(points):
-        is_first = i == 0 or i in one.breaks
-        path += f"{'M' if is_first else 'L'}{_n(x)} {_n(y)}"
-        is_alone = is_first and (i + 1 == len(points) or i + 1 in one.breaks)
-        if one.is_dotted or is_alone:
-            dots += f"M{_n(x)} {_n(y)}h0"
-    look = f'class="c{colour}" fill="none" stroke="{_COLOURS[colour]}" stroke-linejoin="round" stroke-linecap="round"'
-    width = 'stroke-width="2"' if one.is_dotted else 'stroke-width="1.2" stroke-opacity="0.75"'
-    parts = [f'<path {look} {width} d="{path}"/>'] if path else []
-    parts += [f'<path {look} stroke-width="6" d="{dots}"/>'] if dots else []
-    if one.bad:
-        crosses = "".join(_cross(x_axis.place(x), y_axis.end + 5) for x in one.bad)
-        parts.append(f'<path class="bad" fill="none" stroke="#cf222e" stroke-width="1.5" d="{crosses}"/>')
     return parts
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rung.compare.page import notes_of, run_page
-from rung.compare.result import ROUNDED
+from rung.compare.page import ROUNDED, notes_of, run_page
 from rung.errors import RunError
 from rung.report.blocks import markdown
 from rung.report.html import to_html

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
 from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
-from rung.compare.scaling.measured import Figure
 from rung.compare.scaling.study import COMPONENTS, Member, Study
 
 
@@ -48,9 +47,30 @@ class Delta:
         return next(iter(self.by_seed.values())).se if found else None
 
 
+class Fits(NamedTuple):
+    """What was fitted, the line and the power law, and why there is none where one could be expected."""
+
+    of: str
+    line: LineFit | None
+    power: PowerFit | None
+    why_no_power: str
+    num_points: int
+
+
+class Best(NamedTuple):
+    """The best place of a series, its runner-up, and the paired difference of the two."""
+
+    at: Any
+    mean: float
+    num_seeds: int
+    is_edge: bool
+    second: Any
+    difference: Interval | None
+
+
 @dataclass
 class Series:
-    """The runs of a study that differ in x and seed alone."""
+    """The runs of a study that differ in x and seed alone, and what their figures say."""
 
     label: str
     is_control: bool
@@ -59,6 +79,10 @@ class Series:
     seeds: list[str]
     deltas: list[Delta] = field(default_factory=list)
     unpaired_seeds: list[str] = field(default_factory=list)  # without a run at the smallest x
+    # Place -> the loss by position, averaged over its seeds, and how many those are.
+    positions: dict[str, tuple[list[float | None], int]] = field(default_factory=dict)
+    fit: Fits | None = None
+    best: Best | None = None
 
     def cell(self, place: Any, seed: str) -> Member | None:
         return self.cells.get((value_text(place), seed))
@@ -68,16 +92,6 @@ class Series:
 
     def values(self, place: Any) -> list[float]:
         return [member.value for member in self.at(place)]
-
-
-class Fits(NamedTuple):
-    """Of one series: what was fitted, the line and the power law, and why there is none where one could be expected."""
-
-    of: str
-    line: LineFit | None
-    power: PowerFit | None
-    why_no_power: str
-    num_points: int
 
 
 def all_series(study: Study) -> list[Series]:
@@ -95,42 +109,37 @@ def all_series(study: Study) -> list[Series]:
         names = dict.fromkeys(member.seed for member in members)
         seeds = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         one = Series(label, members[0].is_control, cells, [member.at for member in ordered], seeds)
-        if study.is_numeric and len(one.places) > 1:
-            one.deltas = [_delta(one, place) for place in one.places[1:]]
-            one.unpaired_seeds = [seed for seed in seeds if one.cell(one.places[0], seed) is None]
+        one.positions, one.fit, one.best = _position_curves(one), _fits(study, one), _best(study, one)
         found.append(one)
+        if not study.is_numeric or len(one.places) < 2:
+            continue
+        baseline = one.places[0]
+        one.unpaired_seeds = [seed for seed in seeds if one.cell(baseline, seed) is None]
+        for place in one.places[1:]:
+            by_seed = {}
+            for seed in seeds:
+                before, after = one.cell(baseline, seed), one.cell(place, seed)
+                if before is not None and after is not None and (pair := _paired(before, after)) is not None:
+                    by_seed[seed] = pair
+            mean = mean_interval([pair.difference for pair in by_seed.values()])
+            one.deltas.append(Delta(place, baseline, by_seed, mean, unpaired(one.values(baseline), one.values(place))))
     return found
-
-
-def _delta(series: Series, place: Any) -> Delta:
-    baseline = series.places[0]
-    by_seed = {}
-    for seed in series.seeds:
-        before, after = series.cell(baseline, seed), series.cell(place, seed)
-        if before is not None and after is not None and (one := _paired(before, after)) is not None:
-            by_seed[seed] = one
-    found = [one.difference for one in by_seed.values()]
-    naive = unpaired(series.values(baseline), series.values(place))
-    return Delta(place, baseline, by_seed, mean_interval(found), naive)
 
 
 def _paired(before: Member, after: Member) -> Paired | None:
     """Over the components that both runs have; None where they have none in common."""
     a, b = before.reading.groups, after.reading.groups
-    if not a or not b:
-        se = _se([before.reading.figure, after.reading.figure], 1)
-        return Paired(after.value - before.value, se, [], before.value)
     shared = [name for name in a if name in b]
-    if not shared:
+    if a and b and not shared:
         return None
+    figures = [side[name] for side in (a, b) for name in shared] or [before.reading.figure, after.reading.figure]
+    errors = [figure.se for figure in figures if figure.se is not None]
+    is_known = len(errors) == len(figures)
+    se = math.sqrt(sum(error**2 for error in errors)) / max(len(shared), 1) if is_known else None
+    if not shared:
+        return Paired(after.value - before.value, se, [], before.value)
     difference = fmean(b[name].value - a[name].value for name in shared)
-    figures = [side[name] for side in (a, b) for name in shared]
-    return Paired(difference, _se(figures, len(shared)), shared, fmean(a[name].value for name in shared))
-
-
-def _se(figures: Sequence[Figure], num: int) -> float | None:
-    errors = [figure.se for figure in figures]
-    return math.sqrt(sum(error**2 for error in errors if error is not None)) / num if None not in errors else None
+    return Paired(difference, se, shared, fmean(a[name].value for name in shared))
 
 
 def amounts_of_data(study: Study) -> tuple[float, float] | None:
@@ -143,11 +152,8 @@ def amounts_of_data(study: Study) -> tuple[float, float] | None:
     return max(((min(one), max(one)) for one in found.values()), key=lambda ends: ends[1] / max(ends[0], 1.0))
 
 
-def position_curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
-    """Place -> the loss by position, averaged over its seeds, and how many those are.
-
-    Of each run the components that the run of its seed at the smallest x has too: others are harder or easier anyway.
-    """
+def _position_curves(series: Series) -> dict[str, tuple[list[float | None], int]]:
+    """Of each run the components that the run of its seed at the smallest x has too: others are harder or easier."""
     found = {}
     for place in series.places:
         given: list[Sequence[float | None]] = []
@@ -174,7 +180,7 @@ def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
     return means
 
 
-def fits(study: Study, series: Series) -> Fits | None:
+def _fits(study: Study, series: Series) -> Fits | None:
     """The movement along an axis of amounts, on the components of the smallest x; None where there is no such axis."""
     if not study.is_of_amounts or not study.is_numeric or len(series.places) < 2:
         return None
@@ -205,18 +211,7 @@ def fits(study: Study, series: Series) -> Fits | None:
     return Fits(of, found, law, why, num_points)
 
 
-class Best(NamedTuple):
-    """The best place of a series, its runner-up, and the paired difference of the two."""
-
-    at: Any
-    mean: float
-    num_seeds: int
-    is_edge: bool
-    second: Any
-    difference: Interval | None
-
-
-def best(study: Study, series: Series) -> Best | None:
+def _best(study: Study, series: Series) -> Best | None:
     """By the mean over the seeds that all places have, else over whatever each has; None where there is one place."""
     if len(series.places) < 2:
         return None

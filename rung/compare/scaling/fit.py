@@ -104,7 +104,7 @@ def line(seeds: Sequence[Points]) -> LineFit | None:
         reach = limit(LEVEL, num - 2) * math.sqrt(squares / (num - 2))
         halves = [reach * math.sqrt(1 / num + mean_x**2 / spread), reach / math.sqrt(spread)]
         intercept, slope = (Interval(v, v - half, v + half) for v, half in zip((a, b), halves))
-    return LineFit(intercept, slope, len(usable), [_about(points, slope.value) for points in usable])
+    return LineFit(intercept, slope, len(usable), [_residuals(points, slope.value) for points in usable])
 
 
 def _has_spread(points: Points) -> bool:
@@ -113,7 +113,7 @@ def _has_spread(points: Points) -> bool:
     return sum((x - mean) ** 2 for x, _ in points) > 0
 
 
-def _about(points: Points, slope: float) -> list[float]:
+def _residuals(points: Points, slope: float) -> list[float]:
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
     return [y - mean_y - slope * (x - mean_x) for x, y in points]
 
@@ -125,21 +125,21 @@ def power(seeds: Sequence[Points]) -> PowerFit | None:
     df = sum(map(len, usable)) - len(usable) - 2
     if len(xs) < LEAST_DISTINCT or min(xs) <= 0 or df < 1:
         return None
-    problem = _Problem(usable, min(xs))
-    exponent, least = problem.best()
-    sums = problem.sums(exponent)
+    law = _PowerLaw(usable, min(xs))
+    exponent, least = law.best()
+    sums = law.sums(exponent)
     gain = sums.zy / sums.zz
     floor = sums.mean_y - gain * sums.mean_z
     # Points that lie on the curve to the last digit would make a limit of 0, which rounding alone exceeds.
-    most = max(least * (1 + limit(LEVEL, df) ** 2 / df), 1e-24 * problem.scale**2)
-    exponents = Interval(exponent, *problem.exponents_within(most, exponent))
-    floors = Interval(floor, *_ends(problem.least_at_floor, floor, most, problem.scale))
-    gains = Interval(gain, *_ends(problem.least_at_gain, gain, most, problem.scale))
+    most = max(least * (1 + limit(LEVEL, df) ** 2 / df), 1e-24 * law.scale**2)
+    exponents = Interval(exponent, *law.exponents_within(most, exponent))
+    floors = Interval(floor, *_profile_ends(law.least_at_floor, floor, most, law.scale))
+    gains = Interval(gain, *_profile_ends(law.least_at_gain, gain, most, law.scale))
     if exponents.low == 0:  # a line in log(x) does as well: it has no floor, and what bounds one here is our own grid
         floors = floors._replace(low=-math.inf) if gain > 0 else floors._replace(high=math.inf)
         gains = gains._replace(high=math.inf) if gain > 0 else gains._replace(low=-math.inf)
-    residuals = [_about([(x**-exponent, y) for x, y in points], gain) for points in problem.seeds]
-    return PowerFit(floors, gains, exponents, problem.first, residuals)
+    residuals = [_residuals([(x**-exponent, y) for x, y in points], gain) for points in law.seeds]
+    return PowerFit(floors, gains, exponents, law.first, residuals)
 
 
 class _Sums(NamedTuple):
@@ -157,7 +157,7 @@ class _Sums(NamedTuple):
         return max(0.0, self.yy - self.zy * self.zy / self.zz)
 
 
-class _Problem:
+class _PowerLaw:
     """The sum of squares of c_seed + d z(x), z = (x / first)^-e: d is linear given e, and the levels drop out."""
 
     def __init__(self, seeds: Sequence[Points], first: float) -> None:
@@ -232,7 +232,7 @@ def _lowest(values: Sequence[float]) -> float:
     return max(0.0, middle - (left - right) ** 2 / (8 * bend)) if bend > 0 else middle
 
 
-def _ends(least: Callable[[float], float], best: float, most: float, scale: float) -> tuple[float, float]:
+def _profile_ends(least: Callable[[float], float], best: float, most: float, scale: float) -> tuple[float, float]:
     """Where the least sum of squares passes `most` below and above; infinite where it does not within reach."""
     ends = []
     for sign in (-1.0, 1.0):

@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
@@ -43,15 +42,15 @@ class Reading:
 
 
 def default_metric(runs: Sequence[Run], notes: list[str]) -> str:
-    """That of a split that every run has been examined on, test before others; else that of the runs' own evals."""
+    """That of a split that every run was evaluated on, test before others; else that of the runs' own evals."""
     splits = sorted({split for run in runs for split in _splits(run)}, key=lambda split: (split != "test", split))
     for split in splits:
-        found = [examined_on(run, split) for run in runs]
+        found = [split_eval(run, split) for run in runs]
         if None not in found:
             has_groups = all(figures.get(MEAN_OF_GROUPS) for figures in found if figures is not None)
             return f"{split}/{MEAN_OF_GROUPS}" if has_groups else f"{split}/loss"
     if splits:
-        missing = [run.id for run in runs if examined_on(run, splits[0]) is None]
+        missing = [run.id for run in runs if split_eval(run, splits[0]) is None]
         notes.append(
             f"{len(missing)} of {len(runs)} runs were not evaluated on the {splits[0]} set ({', '.join(missing[:6])}"
             f"{', ...' if len(missing) > 6 else ''}), so the figures are of the runs' own evals; "
@@ -60,13 +59,13 @@ def default_metric(runs: Sequence[Run], notes: list[str]) -> str:
     return main_metric(runs[0])
 
 
-def is_examined(metric: str, runs: Sequence[Run]) -> bool:
-    """Whether a metric is one of an examined split: not where some runs have it so, and runs have it in their evals."""
-    has = [metric in examined_names(run) for run in runs]
+def is_of_split(metric: str, runs: Sequence[Run]) -> bool:
+    """Whether a metric is read from evals of a split; not where some runs lack it there, and own evals have it."""
+    has = [metric in split_metrics(run) for run in runs]
     return all(has) or (any(has) and not any(metric in evals_of(run) for run in runs))
 
 
-def examined_names(run: Run) -> list[str]:
+def split_metrics(run: Run) -> list[str]:
     return [f"{split}/{name}" for split in _splits(run) for name in (MEAN_OF_GROUPS, "loss")]
 
 
@@ -74,7 +73,7 @@ def _splits(run: Run) -> list[str]:
     return list(dict.fromkeys(path.name.rpartition("-")[0] for path in sorted((run.path / "evals").glob("*-*.json"))))
 
 
-def examined_on(run: Run, split: str) -> dict[str, Any] | None:
+def split_eval(run: Run, split: str) -> dict[str, Any] | None:
     """The figures of the latest eval of a split with weights of the run itself; None where there is none."""
     found: list[tuple[int, dict[str, Any]]] = []
     for path in sorted((run.path / "evals").glob(f"{glob.escape(split)}-*.json")):
@@ -89,37 +88,28 @@ def examined_on(run: Run, split: str) -> dict[str, Any] | None:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def reading(run: Run, metric: str, examined: bool) -> Reading | None:
-    """What the run gave on a split that it was examined on, or in its own evals; None where it has no such figure."""
-    if not examined:
+def reading(run: Run, metric: str, from_split: bool) -> Reading | None:
+    """What the run gave in its eval of a split, or in its own evals; None where it has no such figure."""
+    if not from_split:
         return _own_eval(run, metric)
     split, _, name = metric.rpartition("/")
-    figures = examined_on(run, split)
+    figures = split_eval(run, split)
     whole = (figures.get(name) if name == MEAN_OF_GROUPS else figures) if figures else None
     if figures is None or not isinstance(whole, dict):
         return None
     # Without targets a component has no text in this split.
-    parts = {name: one for name, one in mapping(figures.get("groups")).items() if one.get("targets") != 0}
+    all_groups = mapping(figures.get("groups"))
+    parts = {name: one for name, one in all_groups.items() if one.get("targets") != 0}
     groups = {str(name): _figure(one) for name, one in parts.items()}
     # The mean over groups passes over those that are not finite, so it is no figure of such a run.
     is_whole = all(math.isfinite(one.value) for one in groups.values())
     curves = {name: (one.get("positions") or {}).get("loss") or () for name, one in {"": figures, **parts}.items()}
     positions = {name: curve for name, curve in curves.items() if curve}
-    rows_of = _rows_of(run, figures["path"].with_suffix(".windows.jsonl"), figures)
     figure, document = _figure(whole) if is_whole else Figure(math.nan), figures["document"]
-    return Reading(figure, document.get("step"), groups, positions, rows_of, str(document.get("weights", "")))
 
-
-def _figure(figures: Mapping[str, Any]) -> Figure:
-    value, se = figures.get("loss"), figures.get("se", figures.get("loss_se"))
-    return Figure(math.nan if value is None else float(value), None if se is None else float(se))
-
-
-def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]:
-    """Component -> a name for what was evaluated: where each row lies, how many targets they have, what is counted."""
-    groups = mapping(figures.get("groups"))
+    # A name for what was evaluated: where each row lies, how many targets they have, what is counted.
     places: dict[str, list[bytes]] = {}
-    for line in read_lines(file):
+    for line in read_lines(figures["path"].with_suffix(".windows.jsonl")):
         try:
             row = mapping(from_json(line))
         except ValueError:
@@ -128,16 +118,21 @@ def _rows_of(run: Run, file: Path, figures: Mapping[str, Any]) -> dict[str, str]
             continue
         # What a recipe calls its groups is its own; the number of a row counts those of all groups before it.
         texts = (value for name, value in row.items() if isinstance(value, str) and name not in ("document", "set"))
-        group = next((text for text in texts if text in groups), "")
+        group = next((text for text in texts if text in all_groups), "")
         where = {name: value for name, value in sorted(row.items()) if name != "row" and not isinstance(value, float)}
         places.setdefault(group, []).append(repr(where).encode("utf-8", "surrogatepass"))
     definitions = [one for name, one in sorted(run.definitions().items()) if name.startswith("eval/")]
     counted = to_json(_without_set(definitions[0])) if definitions else b""
-    found = {}
-    for name, one in (groups or {"": figures}).items():
+    rows_of = {}
+    for name, one in (all_groups or {"": figures}).items():
         digest = _hash(b"\n".join([*sorted(places.get(name, [])), counted]))
-        found[str(name)] = f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {digest}"
-    return found
+        rows_of[str(name)] = f"{value_text(one.get('rows'))} rows, {value_text(one.get('targets'))} targets, {digest}"
+    return Reading(figure, document.get("step"), groups, positions, rows_of, str(document.get("weights", "")))
+
+
+def _figure(figures: Mapping[str, Any]) -> Figure:
+    value, se = figures.get("loss"), figures.get("se", figures.get("loss_se"))
+    return Figure(math.nan if value is None else float(value), None if se is None else float(se))
 
 
 def _without_set(definition: Any) -> dict[str, Any]:

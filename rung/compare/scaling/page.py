@@ -7,24 +7,17 @@ tried), the page says so beside the number.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE
-from rung.compare.scaling.effects import (
-    Delta,
-    Fits,
-    Series,
-    all_series,
-    amounts_of_data,
-    best,
-    fits,
-    position_curves,
-)
-from rung.compare.scaling.figures import document, tables
+from rung.compare.scaling.effects import Series, all_series, amounts_of_data
 from rung.compare.scaling.fit import Interval
 from rung.compare.scaling.study import COMPONENTS, Study, collect
 from rung.compare.student import upper_tail
@@ -38,6 +31,7 @@ from rung.runs.query import Run
 from rung.text import one_line
 from rung.units import count
 
+SCHEMA = 1  # of report.json
 ROUNDED = {"figure": ".4f", "difference": "+.4f", "exponent": ".3g"}  # every rounding on the page
 _SMALL, _DUST = 1e-3, 1e-12  # below the one, four places show a digit at most; below the other lies what floats leave
 _MOST_SE = 2.0  # standard errors that a control may lie from 0
@@ -54,8 +48,16 @@ def report(
     """Writes the page of these runs into `out`, and returns the path of report.md."""
     study = collect(runs, x, metric, name)
     series = all_series(study)
-    page = Page(one_line(name), list(_blocks(study, series)))
-    texts = {**page.drawings, **tables(study, series), "report.html": to_html(page), "report.md": markdown(page)}
+    page = Page(one_line(name), [*_head(study, series), *_by_seed(study, series)])
+    if study.is_of_amounts:
+        page.blocks += [*_differences(study, series), *_data(study, series), *_control(study, series)]
+    has_components = any(member.reading.groups for member in study.members)
+    if not study.is_of_amounts or not has_components:
+        page.blocks += _best(study, series)
+    if has_components:
+        page.blocks += _components(study, series)
+    page.blocks += [*_positions(study, series), *_fits(study, series), *_runs(study, series)]
+    texts = {**page.drawings, **_tables(study, series), "report.html": to_html(page), "report.md": markdown(page)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         try:  # files that an earlier report left here, by its own list
@@ -67,37 +69,13 @@ def report(
                 message = f"{out / file} is a folder; name another folder for the report."
                 raise RunError(message, code="file-exists")
             write_whole(out / file, text.encode())
-        write_json(out / "report.json", {**document(study, series), "files": sorted(texts)})
+        write_json(out / "report.json", {**_document(study, series), "files": sorted(texts)})
         for file in before:
             if file not in texts and "/" not in file and not file.startswith("."):
                 (out / file).unlink(missing_ok=True)
     except OSError as error:
         raise refused(str(out / "report.md"), error) from error
     return out / "report.md"
-
-
-def _blocks(study: Study, series: Sequence[Series]) -> Iterator[Block]:
-    yield from _head(study, series)
-    yield from _by_seed(study, series)
-    if study.is_of_amounts:
-        yield from _differences(study, series)
-        yield from _data(study, series)
-        yield from _control(study, series)
-    has_components = any(member.reading.groups for member in study.members)
-    if not study.is_of_amounts or not has_components:
-        yield from _best(study, series)
-    if has_components:
-        yield from _components(study, series)
-    yield from _positions(study, series)
-    found = [(one, fit) for one in series if (fit := fits(study, one)) is not None]
-    if found:
-        yield Heading(2, ["fit"])
-        yield Paragraph([f"Within a seed, {found[0][1].of}: each seed has its own level, and what is fitted is how it "
-                         "moves."])  # fmt: skip
-    for one, fit in found:
-        label = f"{one.label}: " if one.label else ""
-        yield Bullets([[label, *spans] for spans in _fit_items(study, fit)])
-    yield from _runs(study, series)
 
 
 # Numbers and names, as the page writes them
@@ -147,7 +125,7 @@ def _listed(names: Sequence[str]) -> str:
 def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     steps = sorted({member.reading.step for member in study.members if member.reading.step is not None})
     span = "" if not steps else f", at step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else "")
-    how = "the saves named below" if study.is_examined else "each run at its best eval"
+    how = "the saves named below" if study.is_of_split else "each run at its best eval"
     better = "lower" if study.is_lower_better else "higher"
     seeds, num = {member.seed for member in study.members}, len({value_text(m.at) for m in study.members})
     items: list[Spans] = [
@@ -171,7 +149,7 @@ def _head(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     if study.confounds:
         yield Heading(2, ["differs besides what was varied"])
         yield Paragraph([f"Against {study.members[0].run.id}; a difference below may be the work of these instead."])
-        yield Bullets([[one.what, ": ", _listed(one.runs)] for one in study.confounds])
+        yield Bullets([[what, ": ", _listed(ids)] for what, ids in study.confounds.items()])
 
 
 def _by_seed(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -240,7 +218,17 @@ def _differences(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         rows: list[list[Spans | str]] = []
         for delta in one.deltas:
             seeds = [_move(delta.by_seed[seed].difference) if seed in delta.by_seed else "-" for seed in one.seeds]
-            rows.append([value_text(delta.at), _move(delta.paired.value), _ends(delta.paired), _in_words(delta), *seeds,
+            num, moved = len(delta.by_seed), delta.paired.value
+            if num == 0:
+                words = "no pair: no seed has both runs, or they share no component"
+            elif num == 1:
+                errors = f"; {abs(moved) / delta.se:.1f} s.e. of the eval sets" if delta.se else ""
+                words = f"one seed: no interval over seeds{errors}"
+            elif delta.paired.covers_zero:
+                words = f"cannot tell from 0 with {num} seeds"
+            else:
+                words = f"{'lower' if moved < 0 else 'higher'}, {num} seeds"
+            rows.append([value_text(delta.at), _move(moved), _ends(delta.paired), words, *seeds,
                          _move(delta.unpaired.value), _ends(delta.unpaired)])  # fmt: skip
         head = [_short(study), "paired mean", "95 % interval", "in words", *(f"seed {seed}" for seed in one.seeds),
                 "unpaired", "95 % interval"]  # fmt: skip
@@ -260,18 +248,6 @@ def _differences(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         traces.append(Trace(name, xs, [b.value for b in bars], "line", [b.low for b in bars], [b.high for b in bars]))
     title = f"{study.name}: difference of {study.metric}, paired within a seed"
     yield _drawn("difference", study, title, traces, has_zero=True)
-
-
-def _in_words(delta: Delta) -> str:
-    num = len(delta.by_seed)
-    if num == 0:
-        return "no pair: no seed has both runs, or they share no component"
-    if num == 1:
-        rows = f"; {abs(delta.paired.value) / delta.se:.1f} s.e. of the eval sets" if delta.se else ""
-        return f"one seed: no interval over seeds{rows}"
-    if delta.paired.covers_zero:
-        return f"cannot tell from 0 with {num} seeds"
-    return f"{'lower' if delta.paired.value < 0 else 'higher'}, {num} seeds"
 
 
 def _data(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -327,7 +303,7 @@ def _best(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     """The best point of each series, and whether it is one."""
     items: list[Spans] = []
     for one in series:
-        found = best(study, one)
+        found = one.best
         if found is None or one.is_control:
             continue
         seeds = f"mean of {found.num_seeds} seeds" if found.num_seeds > 1 else "one seed"
@@ -375,7 +351,7 @@ def _positions(study: Study, series: Sequence[Series]) -> Iterator[Block]:
     """The loss by position in the context."""
     is_first = True
     for number, one in enumerate(series):
-        found = position_curves(one)
+        found = one.positions
         if not found:
             continue
         if is_first:
@@ -393,30 +369,39 @@ def _positions(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             yield Paragraph([f"{len(shown)} of {len(names)} curves are drawn; all are in ", code("positions.csv"), "."])
 
 
-def _fit_items(study: Study, fit: Fits) -> Iterator[Spans]:
-    x, law = _short(study), fit.power
-    if fit.line is not None:
-        over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
-        level, slope = fit.line.intercept, fit.line.slope
-        conclusion = f"Each doubling {'lowers' if slope.value < 0 else 'raises'} it."
-        if not slope.is_known:
-            conclusion = "Too few points for an interval: the data cannot tell whether there is a slope."
-        elif slope.covers_zero:
-            conclusion = "The interval covers 0: the data cannot tell whether there is a slope."
-        found = f"a = {_estimate(level, 'figure')}, b = {_estimate(slope, 'difference')} over {over}"
-        found += f"; residuals {_rms(fit.line.residuals)} (rms)"
-        yield [bold(f"a + b log2({x})"), f": {found}. {conclusion}"]
-    if law is not None:
-        conclusion = ""
-        if law.gain.covers_zero:
-            conclusion = " The interval of d covers 0: the data cannot tell whether it falls at all."
-        elif law.exponent.low == 0 or math.isinf(law.exponent.high) or math.isinf(law.floor.low):
-            conclusion = " An interval is open: the data cannot tell where it levels off."
-        found = f"c = {_estimate(law.floor, 'figure')}, d = {_estimate(law.gain, 'figure')}, "
-        found += f"e = {_estimate(law.exponent, 'exponent')}; residuals {_rms(law.residuals)} (rms)"
-        yield [bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}.{conclusion}"]
-    elif fit.why_no_power:
-        yield [bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."]
+def _fits(study: Study, series: Sequence[Series]) -> Iterator[Block]:
+    fits = [(one.label, one.fit) for one in series if one.fit is not None]
+    if fits:
+        yield Heading(2, ["fit"])
+        yield Paragraph([f"Within a seed, {fits[0][1].of}: each seed has its own level, and what is fitted is how it "
+                         "moves."])  # fmt: skip
+    x = _short(study)
+    for name, fit in fits:
+        label, law = f"{name}: " if name else "", fit.power
+        items: list[Spans] = []
+        if fit.line is not None:
+            over = f"{fit.line.num_seeds} seeds" if fit.line.num_seeds > 1 else f"{fit.num_points} points of one seed"
+            level, slope = fit.line.intercept, fit.line.slope
+            conclusion = f"Each doubling {'lowers' if slope.value < 0 else 'raises'} it."
+            if not slope.is_known:
+                conclusion = "Too few points for an interval: the data cannot tell whether there is a slope."
+            elif slope.covers_zero:
+                conclusion = "The interval covers 0: the data cannot tell whether there is a slope."
+            found = f"a = {_estimate(level, 'figure')}, b = {_estimate(slope, 'difference')} over {over}"
+            found += f"; residuals {_rms(fit.line.residuals)} (rms)"
+            items.append([label, bold(f"a + b log2({x})"), f": {found}. {conclusion}"])
+        if law is not None:
+            conclusion = ""
+            if law.gain.covers_zero:
+                conclusion = " The interval of d covers 0: the data cannot tell whether it falls at all."
+            elif law.exponent.low == 0 or math.isinf(law.exponent.high) or math.isinf(law.floor.low):
+                conclusion = " An interval is open: the data cannot tell where it levels off."
+            found = f"c = {_estimate(law.floor, 'figure')}, d = {_estimate(law.gain, 'figure')}, "
+            found += f"e = {_estimate(law.exponent, 'exponent')}; residuals {_rms(law.residuals)} (rms)"
+            items.append([label, bold(f"c + d ({x} / {law.first:g})^-e"), f": {found}.{conclusion}"])
+        elif fit.why_no_power:
+            items.append([label, bold(f"c + d {x}^-e"), f": not fitted: {fit.why_no_power}."])
+        yield Bullets(items)
 
 
 def _runs(study: Study, series: Sequence[Series]) -> Iterator[Block]:
@@ -433,3 +418,110 @@ def _runs(study: Study, series: Sequence[Series]) -> Iterator[Block]:
             "step"]  # fmt: skip
     yield Heading(2, ["runs"])
     yield Table(head, rows, numeric=(*range(1, 3 + len(beside)), *range(len(head) - 3, len(head))))
+
+
+# report.json and the tables: everything that the page shows, to all digits
+
+
+def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
+    """What report.json holds."""
+
+    def plain(one: Interval | None) -> dict[str, float | None] | None:
+        """NaN, where there is no interval, as null."""
+        return None if one is None else {k: None if math.isnan(value) else value for k, value in one._asdict().items()}
+
+    runs = []
+    for member in study.members:
+        reading = member.reading
+        runs.append({
+            "run": member.run.id, "x": member.at, "seed": member.seed, "series": member.series,
+            "is_control": member.is_control, "value": reading.figure.value, "se": reading.figure.se,
+            "step": reading.step, "weights": reading.weights, "unique_tokens": member.unique_tokens,
+            "beside": dict(member.beside),
+            "components": {name: one._asdict() for name, one in reading.groups.items()},
+            "rows": dict(reading.rows_of),
+        })  # fmt: skip
+    of_series = []
+    for one in series:
+        top, fit = one.best, one.fit
+        straight, law = (None, None) if fit is None else (fit.line, fit.power)
+        of_series.append({
+            "series": one.label,
+            "is_control": one.is_control,
+            "x": one.places,
+            "seeds": one.seeds,
+            "seeds_without_baseline": one.unpaired_seeds,
+            "differences": [
+                {
+                    "x": delta.at, "baseline": delta.baseline, "paired": plain(delta.paired),
+                    "unpaired": plain(delta.unpaired), "se": delta.se,
+                    "by_seed": {seed: pair._asdict() for seed, pair in delta.by_seed.items()},
+                }
+                for delta in one.deltas
+            ],
+            "positions": {place: {"loss": loss, "seeds": num} for place, (loss, num) in one.positions.items()},
+            "fit": None if fit is None else {
+                "of": fit.of,
+                "points": fit.num_points,
+                "log2": None if straight is None else {
+                    "a": plain(straight.intercept), "b": plain(straight.slope), "seeds": straight.num_seeds,
+                    "residuals": straight.residuals,
+                },
+                "power": None if law is None else {
+                    "c": plain(law.floor), "d": plain(law.gain), "e": plain(law.exponent), "first": law.first,
+                    "residuals": law.residuals,
+                },
+                "no_power_because": fit.why_no_power,
+            },
+            "best": None if top is None else {**top._asdict(), "difference": plain(top.difference)},
+        })  # fmt: skip
+    data = amounts_of_data(study)
+    return {
+        "schema": SCHEMA,
+        "name": study.name,
+        "x": study.x,
+        "metric": study.metric,
+        "better": "lower" if study.is_lower_better else "higher",
+        "runs": runs,
+        "left_out": [one._asdict() for one in study.left_out],
+        "differs_besides": [{"what": what, "runs": ids} for what, ids in study.confounds.items()],
+        "moves_along": study.moves_along,
+        "notes": study.notes,
+        "unique_tokens": None if data is None else {"least": data[0], "most": data[1]},
+        "series": of_series,
+    }
+
+
+def _tables(study: Study, series: Sequence[Series]) -> dict[str, str]:
+    """File name -> CSV."""
+    runs: list[list[Any]] = []
+    runs.append(["run", "series", "x", "seed", "value", "se", "step", "unique_tokens", *study.moves_along])
+    for one in study.members:
+        figure = one.reading.figure
+        runs.append([one.run.id, one.label, value_text(one.at), one.seed, figure.value, figure.se, one.reading.step,
+                     one.unique_tokens, *map(value_text, one.beside.values())])  # fmt: skip
+    differences: list[list[Any]] = [["series", "x", "baseline", "seed", "difference", "se", "components"]]
+    positions: list[list[Any]] = [["series", "x", "position", "loss", "seeds"]]
+    components: list[list[Any]] = [["run", "series", "x", "seed", "component", "loss", "se"]]
+    for row in series:
+        for delta in row.deltas:
+            for seed, paired in delta.by_seed.items():
+                differences.append([row.label, value_text(delta.at), value_text(delta.baseline), seed,
+                                    paired.difference, paired.se, "; ".join(paired.components)])  # fmt: skip
+        for place, (losses, num) in row.positions.items():
+            positions += [[row.label, place, position, loss, num] for position, loss in enumerate(losses)]
+        for one in row.cells.values():
+            start = [one.run.id, row.label, value_text(one.at), one.seed]
+            components += [[*start, name, figure.value, figure.se] for name, figure in one.reading.groups.items()]
+
+    rows_by_file = {
+        "runs.csv": runs, "differences.csv": differences, "components.csv": components, "positions.csv": positions,
+    }  # fmt: skip
+    found = {}
+    for file, rows in rows_by_file.items():
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerows(["" if value is None else value for value in row] for row in rows)
+        if len(rows) > 1:
+            found[file] = out.getvalue()
+    return found

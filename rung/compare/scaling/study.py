@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rung.compare.difference import Difference
-from rung.compare.factors import compare
+from rung.compare.factors import Difference, compare
 from rung.compare.lineage import unreadable, value_text
 from rung.compare.reading import UNREADABLE, evals_of, fell_short, is_lower_better, mapping, number_of, part_of
-from rung.compare.scaling.measured import Reading, default_metric, examined_names, is_examined, reading
+from rung.compare.scaling.measured import Reading, default_metric, is_of_split, reading, split_metrics
 from rung.errors import RunError
 from rung.runs.fields import leaves
 from rung.runs.files import read_json, to_json
@@ -68,23 +67,16 @@ class Excluded(NamedTuple):
     reason: str
 
 
-class Confound(NamedTuple):
-    """Something besides the varied keys in which runs differ from the first."""
-
-    what: str
-    runs: list[str]
-
-
 @dataclass
 class Study:
     name: str
     x: str
     metric: str
     is_lower_better: bool
-    is_examined: bool = False  # whether the figures are of evals of a split, which were kept with the runs
+    is_of_split: bool = False  # whether the figures are of evals of a split, which were kept with the runs
     members: list[Member] = field(default_factory=list)
     left_out: list[Excluded] = field(default_factory=list)
-    confounds: list[Confound] = field(default_factory=list)
+    confounds: dict[str, list[str]] = field(default_factory=dict)  # what else differs from the first -> ids of runs
     notes: list[str] = field(default_factory=list)
     moves_along: list[str] = field(default_factory=list)  # varied keys that have one value for each x
     tried: list[float] = field(default_factory=list)  # x of runs that do not count
@@ -106,10 +98,12 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         raise RunError(f"{name} has no runs yet; `rung sweep` with its file trains them.", code="no-run")
     left_out = list(_points_without_run(runs))
     varies = _varied(runs)
-    reasons = {run.path: _unfit(run) for run in runs}
-    left_out += [Excluded(run.id, reasons[run.path]) for run in runs if reasons[run.path]]
-    last: dict[Any, Run] = {}  # of each point
-    for run in (run for run in runs if not reasons[run.path]):
+
+    # The last run of each point that finished what it planned.
+    reasons = [_unfit(run) for run in runs]
+    left_out += [Excluded(run.id, reason) for run, reason in zip(runs, reasons) if reason]
+    last: dict[Any, Run] = {}
+    for run in (run for run, reason in zip(runs, reasons) if not reason):
         key = part_of(run, "sweep").get("point") or run.path
         if (before := last.pop(key, None)) is not None:
             left_out.append(Excluded(before.id, f"{run.id} is a later run of the same point"))
@@ -119,9 +113,33 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         raise RunError(f"no run of {name} can be counted ({listed}).", code="no-run")
     usable = list(last.values())
     axis = _choose_axis(x, varies, usable)
-    readings, study = _read(usable, metric, name, axis, left_out)
-    study.left_out = left_out
 
+    # The figure of each by one metric.
+    notes: list[str] = []
+    chosen = metric.removeprefix("eval/") if metric is not None else default_metric(usable, notes)
+    from_split = is_of_split(chosen, usable)
+    readings: dict[Path, Reading] = {}
+    for run in usable:
+        try:
+            found = reading(run, chosen, from_split)
+        except UNREADABLE as error:
+            left_out.append(Excluded(run.id, unreadable(run, error)))
+            continue
+        if found is None:
+            left_out.append(Excluded(run.id, f"has no {chosen}"))
+        elif not math.isfinite(found.figure.value):
+            left_out.append(Excluded(run.id, f"its {chosen} is {value_text(found.figure.value)}"))
+        else:
+            readings[run.path] = found
+    if metric is not None and not readings:
+        known = dict.fromkeys(key for run in usable for key in (*evals_of(run), *split_metrics(run)))
+        message = f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}."
+        raise RunError(message, code="no-metric")
+    directions = [is_lower_better(run, chosen) for run in usable]
+    is_lower = next((one for one in directions if one is not None), True)
+    study = Study(name, axis, chosen, is_lower, from_split, left_out=left_out, notes=notes)
+
+    # What was tried and does not count: an optimum at its edge may lie beyond.
     points = {part_of(run, "sweep").get("point") for run in usable} - {None}
     for run in runs:
         at = varies[run.path].get(axis)
@@ -130,12 +148,28 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
         if run.status == "diverged" and part_of(run, "sweep").get("point") not in points:
             study.diverged[value_text(at)] += 1
 
+    # Where each run that counts stands: its value on the axis, its seeds, how much there was to learn from.
     for run in (run for run in usable if run.path in readings):
+        mine, figures = varies[run.path], readings[run.path]
         try:
-            study.members.append(_member(run, readings[run.path], axis, varies[run.path]))
+            about = mapping((run.data().get("train") or {}).get("about"))
+            unique = number_of(about.get("unique_tokens", about.get("tokens")))
+            tokens = None if unique is None else float(unique)
+            recorded = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens,
+                        "targets": part_of(run, "totals").get("targets")}  # fmt: skip
+            at = recorded[axis] if axis in _RECORDED else mine.get(axis)
+            if axis == "seed":  # nothing else varies: all runs are repeats at one place
+                at = "all"
+            elif axis in _ZERO_IS_ALL and _number(at) == 0:
+                at = len(about.get("components") or figures.groups) or None if axis == COMPONENTS else tokens
+            seeds = [f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in mine.items()
+                     if _is_seed_key(key) and key != "seed"]  # fmt: skip
+            seed = ", ".join([value_text(run.document.get("seed")), *seeds])
+            is_control = dict(leaves(run.config())).get(_CONTROL) is True
+            study.members.append(Member(run, at, _number(at), seed, "", is_control, figures, tokens))
         except UNREADABLE as error:
             left_out.append(Excluded(run.id, unreadable(run, error)))
-    if len({found[1] for member in study.members if (found := _quantity(member.at)) is not None}) > 1:
+    if len({quantity[1] for member in study.members if (quantity := _quantity(member.at)) is not None}) > 1:
         study.members = [replace(member, x=None) for member in study.members]  # steps and tokens are no one axis
     _drop_other_rows(study)
     if not study.members:
@@ -145,7 +179,7 @@ def collect(runs: Sequence[Run], x: str | None, metric: str | None, name: str) -
     if not study.members:
         message = f"no run of {name} records its {one_line(axis)}, so it cannot be the axis."
         raise RunError(message, code="no-key")
-    study.confounds = list(_confounds(study.members, dict.fromkeys(key for one in varies.values() for key in one)))
+    study.confounds = _confounds(study.members, {key for one in varies.values() for key in one})
     return study
 
 
@@ -194,18 +228,13 @@ def _varied(runs: Sequence[Run]) -> Varies:
             distinct.setdefault(key, set()).add(to_json(value))
     absent = {key for key in distinct for one in found.values() if key not in one}
     several = {key for key, values in distinct.items() if len(values) > 1 or key in absent}
-    if is_swept and not any(_is_quantity(key) for key in several):
+    if is_swept and all(_is_seed_key(key) or key == _CONTROL for key in several):
         several = set(distinct)
     return {path: {key: value for key, value in one.items() if key in several} for path, one in found.items()}
 
 
 def _is_seed_key(key: str) -> bool:
     return key.rpartition(".")[2] == "seed" or key.endswith("_seed")
-
-
-def _is_quantity(key: str) -> bool:
-    """Whether a key may stand on the axis unasked."""
-    return not _is_seed_key(key) and key != _CONTROL
 
 
 def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
@@ -216,7 +245,7 @@ def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
             return x
         known = ", ".join([*keys, *_RECORDED])
         raise RunError(f"{one_line(x)} is not varied; the axis can be {known}.", code="no-key")
-    others = [key for key in keys if _is_quantity(key)]
+    others = [key for key in keys if not _is_seed_key(key) and key != _CONTROL]
     if COMPONENTS in others:
         return COMPONENTS
     numeric = [key for key in others if all(_number(varies[run.path].get(key)) is not None for run in runs)]
@@ -226,13 +255,12 @@ def _choose_axis(x: str | None, varies: Varies, runs: Sequence[Run]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also out of text such as 1e-3 or "10M tokens"; None where it is none."""
     found = _quantity(value)
     return None if found is None else found[0]
 
 
 def _quantity(value: Any) -> tuple[float, str] | None:
-    """A number and its unit; a plain one counts steps."""
+    """A number and its unit, also out of text such as 1e-3 or "10M tokens"; a plain one counts steps."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -246,53 +274,6 @@ def _quantity(value: Any) -> tuple[float, str] | None:
     units = {name: getattr(budget, name) for name in ("steps", "targets", "epochs", "seconds")}
     given = [(float(number), name) for name, number in units.items() if number is not None]
     return given[0] if len(given) == 1 else None
-
-
-def _member(run: Run, found: Reading, axis: str, varies: Mapping[str, Any]) -> Member:
-    about = mapping((run.data().get("train") or {}).get("about"))
-    unique = number_of(about.get("unique_tokens", about.get("tokens")))
-    tokens = None if unique is None else float(unique)
-    recorded = {"parameters": part_of(run, "derived").get("parameters"), "unique_tokens": tokens,
-                "targets": part_of(run, "totals").get("targets")}  # fmt: skip
-    at = recorded[axis] if axis in _RECORDED else varies.get(axis)
-    if axis == "seed":  # nothing else varies: all runs are repeats at one place
-        at = "all"
-    elif axis in _ZERO_IS_ALL and _number(at) == 0:
-        at = len(about.get("components") or found.groups) or None if axis == COMPONENTS else tokens
-    seeds = [f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in varies.items()
-             if _is_seed_key(key) and key != "seed"]  # fmt: skip
-    seed = ", ".join([value_text(run.document.get("seed")), *seeds])
-    is_control = dict(leaves(run.config())).get(_CONTROL) is True
-    return Member(run, at, _number(at), seed, "", is_control, found, tokens)
-
-
-def _read(
-    runs: Sequence[Run], metric: str | None, name: str, axis: str, left_out: list[Excluded]
-) -> tuple[dict[Path, Reading], Study]:
-    """The figure of every run by one metric; a run without it is left out."""
-    notes: list[str] = []
-    chosen = metric.removeprefix("eval/") if metric is not None else default_metric(runs, notes)
-    examined = is_examined(chosen, runs)
-    found: dict[Path, Reading] = {}
-    for run in runs:
-        try:
-            one = reading(run, chosen, examined)
-        except UNREADABLE as error:
-            left_out.append(Excluded(run.id, unreadable(run, error)))
-            continue
-        if one is None:
-            left_out.append(Excluded(run.id, f"has no {chosen}"))
-        elif not math.isfinite(one.figure.value):
-            left_out.append(Excluded(run.id, f"its {chosen} is {value_text(one.figure.value)}"))
-        else:
-            found[run.path] = one
-    if metric is not None and not found:
-        known = dict.fromkeys(key for run in runs for key in (*evals_of(run), *examined_names(run)))
-        message = f"no run of {name} has {one_line(metric)}; there are {', '.join(known) or 'no evals'}."
-        raise RunError(message, code="no-metric")
-    directions = [is_lower_better(run, chosen) for run in runs]
-    is_lower = next((one for one in directions if one is not None), True)
-    return found, Study(name, axis, chosen, is_lower, examined, notes=notes)
 
 
 def _drop_other_rows(study: Study) -> None:
@@ -347,8 +328,8 @@ def _name_series(study: Study, varies: Varies) -> None:
     study.members = list(cells.values())
 
 
-def _confounds(members: Sequence[Member], keys: Mapping[str, None]) -> Iterator[Confound]:
-    """What differs from the first run beyond what was varied, and what follows from that."""
+def _confounds(members: Sequence[Member], keys: set[str]) -> dict[str, list[str]]:
+    """What differs from the first run beyond what was varied, and what follows from that -> ids of runs."""
     has_data_key = any(key.startswith(("dataset.", "data.")) or _is_seed_key(key) for key in keys)
     has_budget_key = any(key.startswith(_BUDGET) for key in keys)
 
@@ -377,4 +358,4 @@ def _confounds(members: Sequence[Member], keys: Mapping[str, None]) -> Iterator[
             if not is_meant(one):
                 detail = one.detail or f"{value_text(one.before)} -> {value_text(one.after)}"
                 found.setdefault(f"{one.part}: {one_line(one.name)} ({one_line(detail)})", []).append(member.run.id)
-    yield from (Confound(what, ids) for what, ids in found.items())
+    return found
