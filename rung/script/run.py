@@ -18,9 +18,8 @@ from rung.runs.record import STATUSES, Record, read_document
 from rung.script.logged import sort_out
 from rung.script.missing import OF_A_RUN, missing
 from rung.script.never_raise import NeverRaise, never_raise, say
-from rung.script.pairing import Update
 from rung.script.settings import SCRIPT, Settings, dotted, without_secrets
-from rung.script.step_axis import StepAxis
+from rung.script.step_axis import StepAxis, Update
 
 if TYPE_CHECKING:
     from rung.script.guard import ScriptGuard
@@ -186,7 +185,7 @@ class OwnRun:
             return None
         from rung.script.artifacts import artifact
 
-        self._axis.something_else()
+        self._axis.forget_time()
         try:
             file, content = artifact(name, data, rate)
             return self._out.record.add_sample(self.step if step is None else int(step), file, content, str(caption))

@@ -6,20 +6,149 @@ as one: it is about the weights that the next row of training starts from, and h
 runs.
 
 Under a guard each step has a row, whether the script logs one or not. The guard's numbers wait until the script logs
-its row, or takes the next step; then they are a row of their own.
+its row, or takes the next step; then they are a row of their own. `Pairing` does the same for a watched optimizer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from rung.script.async_scalars import AsyncScalars
-from rung.script.logged import Logged, to_float
+from rung.script.logged import Logged, is_away, to_float
 from rung.script.never_raise import NeverRaise
-from rung.script.pairing import Pairing, Update
+
+MOST_WAITING = 10_000  # updates without a row; a script that logs none needs no more of them
+LAG = 4  # rows that may be on their way before the host waits for the oldest
+
+
+@dataclass
+class Update:
+    """What was measured around one update: numbers, possibly still on a device, and tables by kind."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+
+class Pairing:
+    """Which row of a script belongs to which update of its optimizer.
+
+    Somebody who watches an optimizer learns of an update when it happens, and of the script's number for it when the
+    script logs, before or after it, at each step or at every tenth. Where the numbers of rows and updates agree, each
+    update gets the number that the script would have given it. Where they do not, the row has the last update and
+    nothing is made up.
+    """
+
+    def __init__(self) -> None:
+        self.num_updates = 0  # in all
+        self.is_watched = False  # somebody would know of an update
+        self._waiting: deque[Update] = deque(maxlen=MOST_WAITING)
+        self._comes_first: bool | None = None  # the row before its update; known with the first row
+        self._last_row: int | None = None
+
+    def add(self, update: Update) -> None:
+        self.num_updates += 1
+        self._waiting.append(update)
+
+    def rows(self, step: int) -> tuple[list[tuple[int, Update]], Update]:
+        """At a row of training: updates that are rows of their own, by step, and the one that belongs into the row."""
+        before, self._last_row = self._last_row, step
+        if self._comes_first is False and len(self._waiting) == 1:  # as in most loops
+            return [], self._waiting.popleft()
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        if self._comes_first is None:
+            self._comes_first = not waiting
+        if not waiting or (self._comes_first and before is None):
+            return [], Update()
+        if self._comes_first:
+            assert before is not None
+            own = list(enumerate(waiting, before)) if len(waiting) == step - before else [(before, waiting[0])]
+            return own, Update()
+        is_exact = len(waiting) == (step + 1 if before is None else step - before)
+        own = list(enumerate(waiting[:-1], step - len(waiting) + 1)) if is_exact else []
+        return own, waiting[-1]
+
+    def rest(self) -> list[tuple[int, Update]]:
+        """At the end: updates after the last row, of a script that logs rows first."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return [(self._last_row, waiting[0])] if waiting and self._comes_first and self._last_row is not None else []
+
+    def has_none(self) -> bool:
+        """Whether it is known that no update was made since the last row."""
+        return self.is_watched and not self._waiting and not self._comes_first
+
+    def skipped(self, step: int) -> None:
+        """This row belongs to a step that was not applied."""
+        self._last_row = step
+
+
+class _Row(NamedTuple):
+    step: int
+    values: dict[str, Any]
+    names: list[str]  # of the numbers that come from the device, in the order of `packed`
+    packed: Any
+    tables: dict[str, Any]
+    copied: Any  # a CUDA event, or None where nothing has to arrive
+
+
+class AsyncScalars:
+    """Rows on their way from a device to the record, in order, without making the device wait.
+
+    A row whose numbers are all on the host is written at once, unless an older one is still on its way. Numbers on a
+    GPU are packed into one tensor per row, copied in the background and read up to LAG rows later.
+    `write(step, values, tables)` gets each row when it is complete; a table has `names` and `columns`.
+    """
+
+    def __init__(self, write: Callable[[int, dict[str, float], dict[str, Any]], None]) -> None:
+        self._write = write
+        self._pending: deque[_Row] = deque()
+
+    def push(self, step: int, values: dict[str, Any], tables: Mapping[str, Any] = {}) -> None:
+        names = [name for name, value in values.items() if type(value) is not float and is_away(value)]
+        if not names and not self._pending and not tables:
+            self._write(step, values, {})
+            return
+        import torch
+
+        packed, copied = None, None
+        if names:
+            wide = torch.float32 if any(values[name].device.type == "mps" for name in names) else torch.float64
+            packed = torch.stack([values[name].to(wide) for name in names])
+        columns = [column for table in tables.values() for column in table.columns.values()]
+        if any(getattr(numbers, "is_cuda", False) for numbers in (packed, *columns)):
+            packed = packed if packed is None else packed.to("cpu", non_blocking=True)
+            tables = {
+                kind: table._replace(
+                    columns={n: c.to("cpu", non_blocking=True) if is_away(c) else c for n, c in table.columns.items()}
+                )
+                for kind, table in tables.items()
+            }
+            copied = torch.cuda.Event()
+            copied.record()
+        self._pending.append(_Row(step, values, names, packed, dict(tables), copied))
+        self.read()
+
+    def read(self, wait: bool = False) -> None:
+        while self._pending:
+            row = self._pending[0]
+            if row.copied is not None:
+                if not wait and len(self._pending) <= LAG and not row.copied.query():
+                    return
+                row.copied.synchronize()
+            self._pending.popleft()
+            numbers = row.packed.tolist() if row.names else []
+            tables = {
+                kind: table._replace(
+                    columns={n: c.tolist() if hasattr(c, "tolist") else list(c) for n, c in table.columns.items()}
+                )
+                for kind, table in row.tables.items()
+            }
+            self._write(row.step, {**row.values, **dict(zip(row.names, numbers, strict=True))}, tables)
 
 
 class StepAxis:
@@ -62,8 +191,18 @@ class StepAxis:
         if "step" in logged.row:  # a name that is taken
             said = logged.row.pop("step")
             step = said if step is None else step
-        is_eval = logged.is_eval_only
-        at = self._number(step, is_eval)
+        is_eval, at = logged.is_eval_only, None
+        if step is not None:
+            try:
+                number = int(step)
+                if not 0 <= number < 2**53 or number != float(step):
+                    raise ValueError
+                at, self._gives_steps = number, True
+            except (TypeError, ValueError, OverflowError):
+                self._out.tell(f"step={step!r} is not a whole number from 0 on; rows are counted instead", "step")
+        if at is None:
+            at = max(self._last, 0) if self._gives_steps else self._next
+            self._next += not is_eval and not self._gives_steps
         if logged.row and not is_eval:
             self._train(at, logged)
         if logged.evals or is_eval:
@@ -101,7 +240,7 @@ class StepAxis:
     def targets(self, count: int) -> None:
         self._targets_waiting = (self._targets_waiting or 0) + int(count)
 
-    def something_else(self) -> None:
+    def forget_time(self) -> None:
         """The time of an eval or a sample is not that of a step."""
         if self._last_train is not None:
             self._last_train = (self._last_train[0], math.nan)
@@ -125,25 +264,8 @@ class StepAxis:
             "eval_steps": [step for step, _ in self._evals],
         }
 
-    def _number(self, given: Any, is_eval: bool) -> int:
-        """The step that a script means."""
-        if given is not None:
-            try:
-                number = int(given)
-                if not 0 <= number < 2**53 or number != float(given):
-                    raise ValueError
-            except (TypeError, ValueError, OverflowError):
-                self._out.tell(f"step={given!r} is not a whole number from 0 on; rows are counted instead", "step")
-            else:
-                self._gives_steps = True
-                return number
-        if self._gives_steps:
-            return max(self._last, 0)
-        number = self._next
-        self._next += not is_eval
-        return number
-
     def _train(self, step: int, logged: Logged) -> None:
+        row = logged.row
         if step < self._last:
             self._num_left_out += 1
             self._out.tell(
@@ -152,9 +274,31 @@ class StepAxis:
                 "back",
             )
             return
-        row = logged.row
-        own, mine = self._updates_of(step, is_finite=all(_may_be_finite(row.get(name)) for name in ("loss", "norm")))
-        self._note_names(step, row)
+        # Updates that are rows of their own, by step, and what was measured of the one that belongs into this row.
+        own: list[tuple[int, Update]] = []
+        mine = Update()
+        if self._logs_first is None:
+            self._logs_first = self._guarded is None
+        if self._num_guarded:
+            if self._guarded is None or self._logs_first:
+                self._write_guarded()
+            else:
+                (number, mine), self._guarded = self._guarded, None
+                self._offset = step - number
+        elif self.updates.has_none() and any(
+            isinstance(value := row.get(name), float) and not math.isfinite(value) for name in ("loss", "norm")
+        ):  # as a GradScaler leaves a step out
+            self.updates.skipped(step)
+            mine = Update({"skipped": 1.0})
+        else:
+            own, mine = self.updates.rows(step)
+        if self._last_train is None or step != self._last_train[0]:
+            self._at_step = row
+        else:
+            if twice := self._at_step.keys() & row.keys():
+                names = ", ".join(repr(name) for name in sorted(twice)[:3])
+                self._out.tell(f"{names} logged twice at step {step}; both rows are kept", "twice")
+            self._at_step = {**self._at_step, **row}
         if "norm" in row:  # the script knows the norm before it clipped; ours is after
             for update in (*(update for _, update in own), mine):
                 if "norm" in update.values:
@@ -167,31 +311,6 @@ class StepAxis:
         self._time(step, row, has_eval=bool(logged.evals))
         self._last, self._next = step, step + 1
         self._rows.push(step, row, mine.tables)
-
-    def _updates_of(self, step: int, is_finite: bool) -> tuple[list[tuple[int, Update]], Update]:
-        """Updates that are rows of their own, by step, and what was measured of the one that belongs into this row."""
-        if self._logs_first is None:
-            self._logs_first = self._guarded is None
-        if not self._num_guarded:
-            if not is_finite and self.updates.has_none():  # as a GradScaler leaves a step out
-                self.updates.skipped(step)
-                return [], Update({"skipped": 1.0})
-            return self.updates.rows(step)
-        if self._guarded is None or self._logs_first:
-            self._write_guarded()
-            return [], Update()
-        (number, update), self._guarded = self._guarded, None
-        self._offset = step - number
-        return [], update
-
-    def _note_names(self, step: int, row: Mapping[str, Any]) -> None:
-        if self._last_train is None or step != self._last_train[0]:
-            self._at_step = row
-            return
-        if twice := self._at_step.keys() & row.keys():
-            names = ", ".join(repr(name) for name in sorted(twice)[:3])
-            self._out.tell(f"{names} logged twice at step {step}; both rows are kept", "twice")
-        self._at_step = {**self._at_step, **row}
 
     def _count_targets(self, row: dict[str, Any]) -> None:
         if self._targets_waiting is not None:
@@ -218,7 +337,7 @@ class StepAxis:
             row |= {name: to_float(value) for name, value in logged.row.items()}
         self._last = max(self._last, step)
         self._write(step, row, {})
-        self.something_else()
+        self.forget_time()
         if not results:  # how long it took, and no more
             return
         self._out.event("eval", step=step, results=results)
@@ -237,8 +356,3 @@ class StepAxis:
             self.summary.update(values)
         for kind, table in tables.items():
             self._out.do(lambda record: record.table(kind, step, table.names, table.columns))  # noqa: B023
-
-
-def _may_be_finite(value: Any) -> bool:
-    """Of a number on a device nothing is known yet."""
-    return not isinstance(value, float) or math.isfinite(value)

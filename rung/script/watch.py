@@ -28,8 +28,8 @@ from rung.errors import UserError
 from rung.script.capture import LOSSES, objective_of
 from rung.script.current import torch_seed
 from rung.script.logged import is_away
-from rung.script.pairing import Update
 from rung.script.replay import unwrapped
+from rung.script.step_axis import Update
 
 if TYPE_CHECKING:
     from rung.script.run import OwnRun
