@@ -16,13 +16,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from rung.runs.record import Record
 from rung.script.logged import Logged, is_away, to_float
 from rung.script.never_raise import NeverRaise
 
+if TYPE_CHECKING:
+    from rung.engine.signals import Signals
+
 MOST_WAITING = 10_000  # updates without a row; a script that logs none needs no more of them
-LAG = 4  # rows that may be on their way before the host waits for the oldest
 
 
 @dataclass
@@ -87,26 +90,18 @@ class Pairing:
         self._last_row = step
 
 
-class _Row(NamedTuple):
-    step: int
-    values: dict[str, Any]
-    names: list[str]  # of the numbers that come from the device, in the order of `packed`
-    packed: Any
-    tables: dict[str, Any]
-    copied: Any  # a CUDA event, or None where nothing has to arrive
-
-
 class AsyncScalars:
     """Rows on their way from a device to the record, in order, without making the device wait.
 
     A row whose numbers are all on the host is written at once, unless an older one is still on its way. Numbers on a
-    GPU are packed into one tensor per row, copied in the background and read up to LAG rows later.
-    `write(step, values, tables)` gets each row when it is complete; a table has `names` and `columns`.
+    GPU travel as those of the engine do. `write(step, values, tables)` gets each row when it is complete; a table is
+    names and columns.
     """
 
     def __init__(self, write: Callable[[int, dict[str, float], dict[str, Any]], None]) -> None:
         self._write = write
-        self._pending: deque[_Row] = deque()
+        self._signals: Signals | None = None
+        self._pending: deque[tuple[dict[str, Any], list[str]]] = deque()  # a row, and which of it is on its way
 
     def push(self, step: int, values: dict[str, Any], tables: Mapping[str, Any] = {}) -> None:
         names = [name for name, value in values.items() if type(value) is not float and is_away(value)]
@@ -115,40 +110,19 @@ class AsyncScalars:
             return
         import torch
 
-        packed, copied = None, None
-        if names:
-            wide = torch.float32 if any(values[name].device.type == "mps" for name in names) else torch.float64
-            packed = torch.stack([values[name].to(wide) for name in names])
-        columns = [column for table in tables.values() for column in table.columns.values()]
-        if any(getattr(numbers, "is_cuda", False) for numbers in (packed, *columns)):
-            packed = packed if packed is None else packed.to("cpu", non_blocking=True)
-            tables = {
-                kind: table._replace(
-                    columns={n: c.to("cpu", non_blocking=True) if is_away(c) else c for n, c in table.columns.items()}
-                )
-                for kind, table in tables.items()
-            }
-            copied = torch.cuda.Event()
-            copied.record()
-        self._pending.append(_Row(step, values, names, packed, dict(tables), copied))
+        from rung.engine.signals import Signals
+
+        self._signals = self._signals or Signals()
+        # By number, since the engine's own names have a meaning there; a row behind another may have nothing to send.
+        numbers = {str(number): values[name] for number, name in enumerate(names)} or {"": torch.zeros(())}
+        self._signals.push(step, {}, numbers, tables)
+        self._pending.append((values, names))
         self.read()
 
     def read(self, wait: bool = False) -> None:
-        while self._pending:
-            row = self._pending[0]
-            if row.copied is not None:
-                if not wait and len(self._pending) <= LAG and not row.copied.query():
-                    return
-                row.copied.synchronize()
-            self._pending.popleft()
-            numbers = row.packed.tolist() if row.names else []
-            tables = {
-                kind: table._replace(
-                    columns={n: c.tolist() if hasattr(c, "tolist") else list(c) for n, c in table.columns.items()}
-                )
-                for kind, table in row.tables.items()
-            }
-            self._write(row.step, {**row.values, **dict(zip(row.names, numbers, strict=True))}, tables)
+        for step, numbers, tables in self._signals.ready(wait) if self._signals is not None else ():
+            values, names = self._pending.popleft()
+            self._write(step, {**values, **{name: numbers[str(n)] for n, name in enumerate(names)}}, dict(tables))
 
 
 class StepAxis:
@@ -209,6 +183,7 @@ class StepAxis:
             self._eval(max(at, self._last), logged)
 
     def guarded_step(self, number: int, update: Update) -> None:
+        """A step of a guard; its row is the next one that the script logs, or its own."""
         self._write_guarded()
         self._guarded = (number, update)
         self._num_guarded += 1
@@ -231,8 +206,7 @@ class StepAxis:
         known = self._at_step if self._last_train is not None and step == self._last_train[0] else {}
         values = {name: value for name, value in update.values.items() if name not in known}
         if not known:
-            self._count_targets(values)
-            self._time(step, values, has_eval=False)
+            self._count_and_time(step, values, has_eval=False)
             self._at_step = {}
         self._last, self._next = step, max(self._next, step + 1)
         self._rows.push(step, values, update.tables)
@@ -307,21 +281,18 @@ class StepAxis:
             if at >= self._last:
                 self._rows.push(at, update.values, update.tables)
         row = {**mine.values, **row}
-        self._count_targets(row)
-        self._time(step, row, has_eval=bool(logged.evals))
+        self._count_and_time(step, row, has_eval=bool(logged.evals))
         self._last, self._next = step, step + 1
         self._rows.push(step, row, mine.tables)
 
-    def _count_targets(self, row: dict[str, Any]) -> None:
+    def _count_and_time(self, step: int, row: dict[str, Any], has_eval: bool) -> None:
+        """Adds targets, and the seconds of the step where nothing else is known to have happened since the last row."""
         if self._targets_waiting is not None:
             row.setdefault("targets", self._targets_waiting)
             self._targets_waiting = None
         if "targets" in row:
             row["targets"] = to_float(row["targets"])
             self._num_targets += int(row["targets"]) if math.isfinite(row["targets"]) else 0
-
-    def _time(self, step: int, row: dict[str, Any], has_eval: bool) -> None:
-        """Seconds of a step, where nothing else is known to have happened since the last row."""
         now, before = time.perf_counter(), self._last_train
         if before is not None and step > before[0] and not math.isnan(before[1]) and not has_eval:
             row.setdefault("step_s", (now - before[1]) / (step - before[0]))
@@ -347,12 +318,12 @@ class StepAxis:
             return
         self._evals.append((step, loss))
         if math.isfinite(loss) and (self.best is None or loss < self.best["loss"]):
-            best = self.best = {"step": step, "set": of, "loss": loss}
-            self._out.do(lambda record: record.update(best=best))
+            self.best = {"step": step, "set": of, "loss": loss}
+            self._out.do(Record.update, best=self.best)
 
     def _write(self, step: int, values: dict[str, float], tables: Mapping[str, Any]) -> None:
         if values:
-            self._out.log(step, values)
+            self._out.do(Record.log, step, values)
             self.summary.update(values)
-        for kind, table in tables.items():
-            self._out.do(lambda record: record.table(kind, step, table.names, table.columns))  # noqa: B023
+        for kind, (names, columns) in tables.items():
+            self._out.do(Record.table, kind, step, names, columns)
