@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
-from rung.runs.record import Record
+from rung.runs.query import Run, open_run
+from rung.runs.record import Record, read_document
 from rung.script.never_raise import say
 from rung.script.run import RECIPE, OwnRun, ending
 from rung.script.settings import command_without_secrets, dotted, source_of, tree_of, without_secrets
@@ -62,15 +63,30 @@ def init(
         raise UserError(f"planned_seeds={planned_seeds!r} is not a number of seeds; give 3 or more.", code="bad-value")
     if wandb.pop("reinit", None) != "create_new":
         finish()
-    experiment = experiment or wandb.pop("project", None) or _name_of_script()
+    stem = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "").stem  # of the script
+    experiment = experiment or wandb.pop("project", None) or (stem if stem and not stem.startswith("_") else "own")
     why, folder = why or wandb.pop("notes", None), runs or wandb.pop("dir", None)
     labels = [*tags, *(str(wandb.pop(name)) for name in ("name", "group", "job_type") if wandb.get(name))]
     tree = tree_of(config)
     sources = {key: source_of(key, sys.argv) for key, _ in dotted(tree)}
-    if mode == "disabled" or _rank() > 0:
+
+    rank = os.environ.get("RANK", "0")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank = str(distributed.get_rank())
+    if mode == "disabled" or (rank.isdecimal() and int(rank) > 0):
         return _take(OwnRun(None, tree, sources))
+
+    # A mirror that cannot be is a mistake of the call: before there is a run.
     mirrors = list(dict.fromkeys([mirror] if isinstance(mirror, str) else mirror))
-    _require(mirrors)
+    if mirrors:
+        from rung.trackers.mirror import open_mirror, require
+
+        for kind in mirrors:
+            require(kind)
+    if seed is None:  # what the configuration says, else what torch was seeded with; None where nobody has set one
+        named = (value for key, value in dotted(tree) if key.rpartition(".")[2] in ("seed", "random_seed"))
+        seed = said if isinstance(said := next(named, None), int) else torch_seed()
     root = Path(folder or os.environ.get("RUNG_RUNS") or "runs").expanduser()
     parent = getattr(parent, "id", parent) or None
     record = Record.create(
@@ -79,7 +95,7 @@ def init(
         recipe=RECIPE,
         preset=None,
         command=command_without_secrets(sys.argv),
-        seed=seed if seed is not None else _seed(tree),  # None where nobody has set one
+        seed=seed,
         config=without_secrets(tree),
         sources=sources,
         derived={},
@@ -91,9 +107,21 @@ def init(
     )
     if planned_seeds is not None:
         record.update(planned_seeds=planned_seeds)
-    run = OwnRun(record, tree, sources)
-    _tell(run, record, root, parent, [name for name, value in wandb.items() if value is not None])
-    _follow(record, mirrors)
+    run, here = OwnRun(record, tree, sources), Path.cwd()
+    say(f"{record.id} in {record.path.relative_to(here) if record.path.is_relative_to(here) else record.path}")
+    if ignored := [name for name, value in wandb.items() if value is not None]:
+        run.tell(f"rung.init does not know {', '.join(f'{name}=' for name in ignored)}; ignored")
+    if parent is not None:
+        try:
+            open_run(str(parent), root)
+        except UserError as error:
+            run.tell(f"parent={str(parent)!r}: {error}")
+    if mirrors:
+        written = Run(record.path, read_document(record.path))
+        for kind in mirrors:
+            opened = open_mirror(kind, record.path, written.document, written.config())
+            record.follow(opened)
+            say(opened.summary_line())
     return _take(run)
 
 
@@ -109,23 +137,23 @@ def needed() -> OwnRun:
     return run
 
 
-def log(data: Mapping[str, Any], step: int | None = None, **how: Any) -> None:
-    needed().log(data, step, **how)
+def log(data: Mapping[str, Any], step: int | None = None, **options: Any) -> None:
+    needed().log(data, step, **options)
 
 
-def watch(model: Any, optimizer: Any = None, every: int = 20, **how: Any) -> None:
-    needed().watch(model, optimizer, every, **how)
+def watch(model: Any, optimizer: Any = None, every: int = 20, **options: Any) -> None:
+    needed().watch(model, optimizer, every, **options)
 
 
 def define_metric(name: str, better: str | None = None, **definition: Any) -> None:
     needed().define_metric(name, better, **definition)
 
 
-def finish(status: str | int | None = None, **how: Any) -> None:
+def finish(status: str | int | None = None, **options: Any) -> None:
     """Ends the current run, if there is one."""
     run, _open.run = _open.run, None
     if run is not None:
-        run.finish(status, **how)
+        run.finish(status, **options)
 
 
 def _take(run: OwnRun) -> OwnRun:
@@ -145,47 +173,6 @@ def _at_exit() -> None:
         run.finish(*ending(None if is_session or error is _open.known_error else error))
 
 
-def _require(kinds: Sequence[str]) -> None:
-    """Before there is a run: a mirror that cannot be is a mistake of the call."""
-    for kind in kinds:
-        from rung.trackers.mirror import require
-
-        require(kind)
-
-
-def _follow(record: Record, kinds: Sequence[str]) -> None:
-    if not kinds:
-        return
-    from rung.runs.query import Run
-    from rung.runs.record import read_document
-    from rung.trackers.mirror import open_mirror
-
-    run = Run(record.path, read_document(record.path))
-    for kind in kinds:
-        opened = open_mirror(kind, record.path, run.document, run.config())
-        record.follow(opened)
-        say(opened.summary_line())
-
-
-def _tell(run: OwnRun, record: Record, root: Path, parent: str | None, ignored: Sequence[str]) -> None:
-    from rung.runs.query import open_run
-
-    here = Path.cwd()
-    say(f"{record.id} in {record.path.relative_to(here) if record.path.is_relative_to(here) else record.path}")
-    if ignored:
-        run.tell(f"rung.init does not know {', '.join(f'{name}=' for name in ignored)}; ignored")
-    if parent is not None:
-        try:
-            open_run(str(parent), root)
-        except UserError as error:
-            run.tell(f"parent={str(parent)!r}: {error}")
-
-
-def _name_of_script() -> str:
-    stem = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "").stem
-    return stem if stem and not stem.startswith("_") else "own"
-
-
 def _code_root() -> Path:
     """The folder of the script where it lies below none that has nothing to do with it, else where we are."""
     script, here = getattr(sys.modules.get("__main__"), "__file__", None), Path.cwd()
@@ -194,24 +181,8 @@ def _code_root() -> Path:
     return here if is_installed or folder.is_relative_to(here) else folder
 
 
-def _seed(tree: dict[str, Any]) -> int | None:
-    """What the configuration says, else what torch was seeded with, where it was."""
-    found = next((v for key, v in dotted(tree) if key.rpartition(".")[2] in ("seed", "random_seed")), None)
-    if isinstance(found, int):
-        return found
-    return torch_seed()
-
-
 def torch_seed() -> int | None:
     if "torch" not in sys.modules:
         return None
     seed = int(sys.modules["torch"].initial_seed())
     return seed if seed != UNSEEDED and seed < 2**63 else None
-
-
-def _rank() -> int:
-    group = sys.modules.get("torch.distributed")
-    if group is not None and group.is_available() and group.is_initialized():
-        return int(group.get_rank())
-    number = os.environ.get("RANK", "0")
-    return int(number) if number.isdecimal() else 0

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,10 @@ from rung.forensics.first import is_finite
 from rung.random import Draw
 from rung.recipe import Batch, Loss
 from rung.script import capture, pytree, replay
-from rung.script.capture import MicroInputs, StepInputs, objective_of
-from rung.script.log import Log, RunLog
+from rung.script.capture import Generators, MicroInputs, StepInputs, objective_of
+from rung.script.log import Log
 from rung.script.replay import NAMES, Value, is_compiled, unwrapped
-from rung.script.rng_state import Generators
+from rung.script.step_axis import Update
 
 if TYPE_CHECKING:
     from rung.doctor.finding import Finding
@@ -52,34 +53,7 @@ POLICIES = ("stop", "skip")
 MOST_OVERFLOWS = 8  # in a row, once steps have been applied: a scale that was right is too high by a factor or two
 
 
-@dataclass(frozen=True)
-class Options:
-    clip: float = 0.0
-    dtype: str | None = None  # of an autocast around the loss; None: whatever the loss does itself
-    policy: str = "stop"
-    most: int = 10
-    build: str | None = None  # FILE:FUNCTION that returns model, optimizer and loss, for `rung replay`
-    clips_itself: bool = False  # the loop has clipped the gradients before the guard sees them
-
-
-def guard(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    loss: Value | None = None,
-    out: str | Path | None = None,
-    *,
-    clip: float = 0.0,
-    scaler: torch.amp.GradScaler | None = None,
-    autocast: torch.dtype | None = None,
-    policy: str = "stop",
-    most: int = 10,
-    armed_steps: int = 20,
-    layers_every: int = 20,
-    activation_stats_every: int = 100,
-    build: Any = None,
-    clips_itself: bool = False,
-    run: OwnRun | None = None,
-) -> ScriptGuard:
+class ScriptGuard:
     """Guards a loop; make it when the weights are loaded, and call its `step` in place of `optimizer.step()`.
 
     loss: the value of a batch, as it is differentiated; needed to replay. out: a folder for captures and signals.
@@ -93,88 +67,104 @@ def guard(
     can take a failed step again in another process.
     clips_itself: the loop clips the gradients before the guard sees them, so that their norm is norm_clipped.
     run: the run of `rung.init` whose folder holds captures, rows and events; `run.guard` passes it.
+
+    `signals` are the newest rows, oldest first; `tables` norms per tensor; `failure` the last step that failed.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"guard() takes a module of torch, not {type(model).__name__}", code="bad-model")
-    optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
-        kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
-        raise UserError(f"guard() takes one optimizer of torch or a list of them, not {kinds}", code="bad-optimizer")
-    if policy not in POLICIES:
-        raise UserError(f"policy={policy!r} is not one of {', '.join(POLICIES)}", code="bad-value")
-    if autocast is not None and autocast not in NAMES:
-        raise UserError(f"autocast={autocast} is not one of {', '.join(map(str, NAMES))}", code="bad-value")
-    scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    dtype = NAMES[autocast] if autocast is not None else None
-    if run is not None and out is None and run.path is not None:
-        out = run.path / "captures"
-    build = None if build is None else capture.importable(build)
-    options = Options(clip, dtype, policy, most, build, clips_itself)
-    folder = Path(out) if out else None
-    made = ScriptGuard(model, optimizers, loss, folder, options, scaler, armed_steps, layers_every, run)
-    made.measure_activations(activation_stats_every)
-    return made
-
-
-class ScriptGuard:
-    """`signals` are the newest rows, oldest first; `tables` norms per tensor; `failure` the last step that failed."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        loss: Value | None,
-        out: Path | None,
-        options: Options,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        loss: Value | None = None,
+        out: str | Path | None = None,
+        *,
+        clip: float = 0.0,
         scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+        policy: str = "stop",
+        most: int = 10,
         armed_steps: int = 20,
         layers_every: int = 20,
+        activation_stats_every: int = 100,
+        build: Callable[[], Any] | str | None = None,
+        clips_itself: bool = False,
         run: OwnRun | None = None,
     ) -> None:
-        self._model, self._optimizers, self._loss, self._options = unwrapped(model), optimizers, loss, options
+        if not isinstance(model, nn.Module):
+            raise UserError(f"guard() takes a module of torch, not {type(model).__name__}", code="bad-model")
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+            kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
+            raise UserError(
+                f"guard() takes one optimizer of torch or a list of them, not {kinds}", code="bad-optimizer"
+            )
+        if policy not in POLICIES:
+            raise UserError(f"policy={policy!r} is not one of {', '.join(POLICIES)}", code="bad-value")
+        if autocast is not None and autocast not in NAMES:
+            raise UserError(f"autocast={autocast} is not one of {', '.join(map(str, NAMES))}", code="bad-value")
+        if build is not None and not isinstance(build, str):  # FILE:FUNCTION, for `rung replay`
+            name, file = getattr(build, "__qualname__", ""), inspect.getsourcefile(build)
+            if not name.isidentifier() or file is None:
+                raise UserError(
+                    f"build={build!r} cannot be imported by another process; pass a function of a module",
+                    code="bad-build",
+                )
+            build = f"{Path(file).resolve()}:{name}"
+        self._model, self._loss = unwrapped(model), loss
+        self._optimizers: list[torch.optim.Optimizer] = optimizers
+        self._clip, self._clips_itself, self._policy, self._most, self._build = clip, clips_itself, policy, most, build
+        self._dtype = NAMES[autocast] if autocast is not None else None
+        self._is_compiled = is_compiled(model, loss)
         self._objective, self._num_params = self._trained_now(), self._count_params()
-        self._device = self._objective.parameters[0].device
-        self._world = _world(self._device)
-        self._scaling = None if scaler is None else GradScaling(scaler, self._device)
+        device = self._device = self._objective.parameters[0].device
+        group = torch.distributed
+        is_shared = group.is_available() and group.is_initialized()
+        self._world = World(group.get_rank(), group.get_world_size(), device) if is_shared else World(0, 1, device)
+        self._scaling = GradScaling(scaler, device) if scaler is not None and scaler.is_enabled() else None
         self._core = GuardedStep(
-            self._model, [self._objective], self._device, num_ranks=self._world.size, armed_steps=armed_steps,
+            self._model, [self._objective], device, num_ranks=self._world.size, armed_steps=armed_steps,
             layers_every=layers_every, scaling=self._scaling, apply=self._scaling.apply if self._scaling else None,
         )  # fmt: skip
         self._core.start(0)
-        self._is_compiled = is_compiled(model, loss)
-        self._out = out / f"rank{self._world.rank}" if out is not None and self._world.size > 1 else out
-        is_in_run = run is not None and run.path is not None
-        self._log = (
-            RunLog(run, self._model, optimizers, options.clip, options.clips_itself)
-            if is_in_run and run is not None
-            else Log(self._out)
-        )
+
+        # Where captures, rows and events go.
+        self._run = run if run is not None and run.path is not None else None
+        if out is None and run is not None and run.path is not None:
+            out = run.path / "captures"
+        self._out = Path(out) if out else None
+        self._frozen = capture.frozen_of(self._model) if self._out is not None else {}
+        if self._out is not None and self._world.size > 1:
+            self._out /= f"rank{self._world.rank}"
+        if self._run is not None:
+            self._run.take_over(self._model, optimizers, clip)
+        self._log = Log(self._out, self._run)
         self.signals, self.tables, self.events = self._log.rows, self._log.tables, self._log.events
-        self._frozen = capture.frozen_of(self._model) if out is not None else {}
-        self.failure: StepInputs | None = None
-        self.number = 0  # of the step that comes next
+
+        # Activations are measured where there is a loss to call, and it runs as it was written, in one process.
         self._stats: ActivationStats | None = None
-        self._stats_every = 0
-        self._recent: deque[StepInputs] = deque(maxlen=LAG + 4)
-        self._generators = Generators(self._device)
+        self._stats_every = activation_stats_every
+        if loss is not None and activation_stats_every and not self._is_compiled and self._world.size == 1:
+
+            def of_few_rows(tensors: Batch, draw: Draw) -> Loss:
+                batch = pytree.with_tensors(self._micros[0].batch, lambda name, tensor: tensors[name])
+                return Loss(loss(batch), torch.ones(()))
+
+            precision = Precision(self._dtype or "float32", device)
+            self._stats = ActivationStats(self._model, objective_of(optimizers, of_few_rows), precision)
+
+        self.number = 0  # of the step that comes next
+        self.failure: StepInputs | None = None
+        self._ended: Diverged | None = None  # what was raised
         self._num_skips = 0
-        self._ended: Diverged | None = None
-        self._detach: Any = lambda: None
+        self._recent: deque[StepInputs] = deque(maxlen=LAG + 4)
+        self._generators = Generators(device)
+        self._detach: Callable[[], object] = lambda: None
         self._begin_step()
 
-    def measure_activations(self, every: int) -> None:
-        """Where there is a loss to call, and it runs as it was written, in one process."""
-        if self._loss is None or not every or self._is_compiled or self._world.size > 1:
-            return
-        loss = self._loss
-
-        def of_few_rows(tensors: Batch, draw: Draw) -> Loss:
-            batch = pytree.with_tensors(self._micros[0].batch, lambda name, tensor: tensors[name])
-            return Loss(loss(batch), torch.ones(()))
-
-        precision = Precision(self._options.dtype or "float32", self._device)
-        self._stats = ActivationStats(self._model, objective_of(self._optimizers, of_few_rows), precision)
-        self._stats_every = every
+    def _begin_step(self) -> None:
+        self._micros: list[MicroInputs] = []
+        self._values: list[Tensor] = []  # (2,) loss and 1, of each backward
+        self.begin()
 
     def begin(self) -> None:
         """Optional, right before a forward: where it begins, for loops whose data draws random numbers too."""
@@ -209,32 +199,59 @@ class ScriptGuard:
             raise UserError(
                 "guard.step() has nothing to judge; pass the loss: guard.step(value, batch)", code="no-loss"
             )
-        step, clip, lrs = self.number, self._options.clip if clip is None else clip, self._lrs()
+        step, clip = self.number, self._clip if clip is None else clip
+        # Of all groups; tensors are copied, since somebody's schedule writes into them.
+        lrs = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        lrs = [lr.clone() if isinstance(lr, Tensor) else lr for lr in lrs]
         facts = {"clip": clip, "armed": self._core.guard.is_armed(step)}
         self._recent.append(StepInputs(step, self._micros, lrs, facts=facts))
-        self._notice_new_parameters(step)
-        if step == 0:
+        if self._count_params() != self._num_params:  # a group was added: its new moments are worth a check
+            self._num_params, self._objective = self._count_params(), self._trained_now()
+            self._core.replace_objectives([self._objective])
+            self._core.guard.arm(step)
+        if step == 0 and self._run is not None:
             num_rows = [pytree.num_rows_of(pytree.tensors_of(micro.batch)) for micro in self._micros]
-            self._log.rows_per_step(sum(num_rows) if min(num_rows) > 1 else None)  # one row: nobody knows
-        scalars, looked = self._activation_stats(step)
+            if min(num_rows) > 1:  # one row: nobody knows
+                self._run.derive(rows_per_step=sum(num_rows))
+
+        # Activations, where they are due, of the weights that this step was computed with.
+        scalars: dict[str, Tensor] = {}
+        tables: dict[str, Layered] = {}
+        first = self._micros[0].batch
+        if self._stats is not None and step % self._stats_every == 0 and pytree.tensors_of(first):
+            with self._generators.left_alone():
+                found = self._stats.take(capture.micro_of(first, 0, step), step)
+            scalars, tables = found.scalars, {kind: Layered(*table) for kind, table in found.tables.items()}
+            if self._stats.reason:
+                self._log.event("no_activation_stats", step, why=self._stats.reason)
+                self._stats = None
+
         if self._scaling is not None:
             self._scaling.unscale(self._objective)
         # Values of micros add up, as their gradients do: the count of a step is 1.
         total = torch.stack(self._values)[:, 0].sum()
         packed = torch.stack([total, torch.ones_like(total)])[None]
-        measures = self._core.measures(step) and not self._has_sparse_gradients()
+        is_sparse = any(p.grad is not None and p.grad.is_sparse for p in self._objective.parameters)
+        measures = self._core.measures(step) and not is_sparse
         signals = self._core.update(
             step, [Gradients(self._objective, ["loss"], packed, self._values, None, clip)], measures=measures
         )
-        tables = {**looked, **(self._core.tables()[1] if measures else {})}
         signals |= scalars
+        tables |= self._core.tables()[1] if measures else {}
         host = memory(self._device) if tables else {}
         if isinstance(lrs[0], Tensor):
             signals["lr"] = lrs[0].to(self._device)
         else:
             host["lr"] = float(lrs[0])
         self._core.push(step, host, signals, tables)
-        self._log.pushed(step, host, signals, tables)
+        if self._run is not None:
+            # The run learns of the step at once, so that what the script logs next goes into the same row.
+            wanted = ("norm_clipped", "skipped", "scale", "lr") + (() if self._clips_itself else ("norm",))
+            named = {name: number for name, number in signals.items() if name in wanted or name.startswith("logits/")}
+            values: dict[str, Any] = {"loss": signals["loss/sum"], **named, **host}
+            # (no gradients, no losses: a tensor on the host is a number at once)
+            values = {name: v.item() if getattr(v, "is_cpu", False) else v for name, v in values.items()}
+            self._run.axis.guarded_step(step, Update(values, dict(tables)))
         self.number += 1
         was_applied = self._read()
         self._begin_step()
@@ -283,18 +300,6 @@ class ScriptGuard:
         """Forwards since the last step."""
         return len(self._micros)
 
-    def _activation_stats(self, step: int) -> tuple[dict[str, Tensor], dict[str, Layered]]:
-        """Of the weights that this step was computed with, where they are due; random states are left alone."""
-        stats, batch = self._stats, self._micros[0].batch
-        if stats is None or step % self._stats_every or not pytree.tensors_of(batch):
-            return {}, {}
-        with self._generators.left_alone():
-            found = stats.take(capture.micro_of(batch, 0, step), step)
-        if stats.reason:
-            self._log.event("no_activation_stats", step, why=stats.reason)
-            self._stats = None
-        return found.scalars, {kind: Layered(*table) for kind, table in found.tables.items()}
-
     def wait(self) -> None:
         """Reads what is still on its way from the device: before weights are saved, and at the end."""
         self._read(wait=True)
@@ -312,10 +317,33 @@ class ScriptGuard:
     def findings(self) -> list[Finding]:
         """What the doctor says of the steps so far; it knows neither evals nor data here, and asks less."""
         from rung.doctor.diagnose import diagnose
+        from rung.doctor.history import History, series_from_rows, tables_from_rows
 
         with contextlib.suppress(Diverged):
             self.wait()
-        found = diagnose(self._log.history(*self._described()), raises=False)
+        # The loop in the words of a config, as far as its optimizers tell.
+        group = self._optimizers[0].param_groups[0]
+        config = {
+            "optimizer.name": type(self._optimizers[0]).__name__.lower(),
+            "optimizer.grad_clip": self._clip,
+            "guard.policy": self._policy,
+            **{f"optimizer.{key}": group[key] for key in ("eps", "weight_decay") if key in group},
+            **({"optimizer.beta2": group["betas"][1]} if "betas" in group else {}),
+        }
+        history = History(
+            config=config,
+            derived={
+                "parameters": sum(p.numel() for p in self._model.parameters()),
+                "device": str(self._device),
+                "dtype": self._dtype or str(self._objective.parameters[0].dtype).removeprefix("torch."),
+                "num_ranks": self._world.size,
+            },
+            rows=series_from_rows(self.signals),
+            tables=tables_from_rows({kind: list(rows) for kind, rows in self.tables.items()}),
+            events=list(self.events),
+            is_script=True,
+        )
+        found = diagnose(history, raises=False)
         return [replace(f, probe="guard.replay()") if f.probe.startswith("rung ") else f for f in found]
 
     def replay(self, report: Report = lambda text: None) -> Verdict:
@@ -338,21 +366,21 @@ class ScriptGuard:
                 "the loop has gone on since the step was skipped; give the guard a folder to keep it: out=",
                 code="no-capture",
             )
-        with _put_back(self._model, self._optimizers):
+        tensors = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
+        try:
             return replay.replay(failure.path, self._model, self._optimizers, self._loss, report)
-
-    def _begin_step(self) -> None:
-        self._values: list[Tensor] = []  # (2,) loss and 1, of each backward
-        self._micros: list[MicroInputs] = []
-        self.begin()
+        finally:
+            self._model.load_state_dict(tensors)
+            for optimizer, state in zip(self._optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
 
     def _read(self, wait: bool = False) -> bool:
         """Rows as they arrive; whether the last one was applied, as far as is known."""
         was_applied = True
-        for row in self._core.rows(wait=wait or self._options.policy == "skip"):
-            for name in ("targets", "targets_min"):  # nobody has counted any
-                row.values.pop(name, None)
-            hidden = {"norm"} if self._options.clips_itself else set()
+        # (nobody has counted targets)
+        hidden = {"targets", "targets_min"} | ({"norm"} if self._clips_itself else set())
+        for row in self._core.rows(wait=wait or self._policy == "skip"):
             self._log.row(row.step, {name: value for name, value in row.values.items() if name not in hidden})
             for kind, (names, columns) in row.tables.items():
                 self._log.table(kind, row.step, names, columns)
@@ -374,30 +402,41 @@ class ScriptGuard:
         inputs = self.failure = next(one for one in self._recent if one.step == step)
         inputs.others = [[m.batch for m in one.micros] for one in self._recent if one is not inputs]
         inputs.facts |= {
-            **conditions(self._device, self._options.dtype, row.values.get("scale"), self._is_compiled),
+            **conditions(self._device, self._dtype, row.values.get("scale"), self._is_compiled),
             **failed.facts,
             "reason": why,
             "loop": "script",
-            "build": self._options.build,
+            "build": self._build,
             "lr": [float(lr) for lr in inputs.lrs],
             "loss": row.values["loss"],
             "norm": row.values["norm"],
             "eval_modules": [name for name, module in self._model.named_modules() if not module.training],
         }
-        micros = [capture.by_row(m.batch, n, step) for n, m in enumerate(inputs.micros)]
+        micros = [capture.micro_of(micro.batch, n, step) for n, micro in enumerate(inputs.micros)]
         diagnosis = first_diagnosis(micros, inputs.facts)
-        where = self._keep(inputs)
+
+        # A capture that cannot be written does not hide why it was to be.
+        place, where = "", "It is not kept on disk (out= names a folder)."
+        if self._out is not None:
+            try:
+                path = capture.write(self._out, inputs, self._model, self._optimizers, self._world, self._frozen)
+                inputs.path, where = path, f"It is kept in {path}."
+                place = str(path) if self._run is None else f"captures/{path.name}"
+            except Exception as error:  # a full disk, a device that is gone, tensors of an odd kind
+                said = " ".join(str(error).split())[:200]
+                self._log.event("warning", step, text=f"the step could not be captured: {said}")
+                where = f"It could not be captured: {said}."
         if tensors := failed.facts.get("tensors"):
             self._log.event("weights_broken", step, tensors=tensors, gradients_finite=True)
-        place = self._log.place(inputs.path)
         facts = {"rank": self._world.rank, **failed.facts}
         self._log.event("diverged", step, capture=place, why=why, diagnosis=diagnosis, **facts)
-        if self._options.policy == "skip" and self._num_skips < self._options.most:
+        if self._policy == "skip" and self._num_skips < self._most:
             self._num_skips += 1
             self._log.event("skip", step, why=why)
             latch.open()
             latch.arm(self.number)
             return
+
         calls = [] if self._world.size > 1 else ["guard.replay()"]  # ranks would wait for each other
         calls += [f"{'' if calls else 'in one process '}{_call(inputs)}"] if inputs.path else []
         text = (
@@ -408,18 +447,6 @@ class ScriptGuard:
         text += " Other ranks keep their own batches, and one of them may be to blame." if self._world.size > 1 else ""
         self._ended = Diverged(step, text, reason=why, capture=place, diagnosis=diagnosis, **failed.facts)
         raise self._ended
-
-    def _keep(self, inputs: StepInputs) -> str:
-        """Writes the capture, and says where. One that cannot be written does not hide why it was to be."""
-        if self._out is None:
-            return "It is not kept on disk (out= names a folder)."
-        try:
-            inputs.path = capture.write(self._out, inputs, self._model, self._optimizers, self._world, self._frozen)
-            return f"It is kept in {inputs.path}."
-        except Exception as error:  # a full disk, a device that is gone, tensors of an odd kind
-            said = " ".join(str(error).split())[:200]
-            self._log.event("warning", inputs.step, text=f"the step could not be captured: {said}")
-            return f"It could not be captured: {said}."
 
     def _trained_now(self) -> ObjectiveState:
         """In the order of the model, in which clip_grad_norm_ adds up too."""
@@ -433,41 +460,11 @@ class ScriptGuard:
         trained.parameters.sort(key=lambda p: own[id(p)])
         return trained
 
-    def _notice_new_parameters(self, step: int) -> None:
-        """Somebody who adds a group begins anew with it: new moments are worth a check."""
-        if self._count_params() != self._num_params:
-            self._num_params, self._objective = self._count_params(), self._trained_now()
-            self._core.replace_objectives([self._objective])
-            self._core.guard.arm(step)
-
     def _count_params(self) -> list[int]:
         return [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def _has_sparse_gradients(self) -> bool:
-        return any(p.grad is not None and p.grad.is_sparse for p in self._objective.parameters)
 
-    def _lrs(self) -> list[Any]:
-        """Of all groups; tensors are copied, since somebody's schedule writes into them."""
-        lrs = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [lr.clone() if isinstance(lr, Tensor) else lr for lr in lrs]
-
-    def _described(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The loop in the words of a config, as far as its optimizers tell."""
-        group = self._optimizers[0].param_groups[0]
-        config = {
-            "optimizer.name": type(self._optimizers[0]).__name__.lower(),
-            "optimizer.grad_clip": self._options.clip,
-            "guard.policy": self._options.policy,
-            **{f"optimizer.{key}": group[key] for key in ("eps", "weight_decay") if key in group},
-            **({"optimizer.beta2": group["betas"][1]} if "betas" in group else {}),
-        }
-        derived = {
-            "parameters": sum(p.numel() for p in self._model.parameters()),
-            "device": str(self._device),
-            "dtype": self._options.dtype or str(self._objective.parameters[0].dtype).removeprefix("torch."),
-            "num_ranks": self._world.size,
-        }
-        return config, derived
+guard = ScriptGuard
 
 
 class GradScaling:
@@ -521,22 +518,3 @@ class GradScaling:
 
 def _call(failure: StepInputs) -> str:
     return f'rung.replay("{failure.path}", model, optimizer, loss)'
-
-
-def _world(device: torch.device) -> World:
-    group = torch.distributed
-    is_shared = group.is_available() and group.is_initialized()
-    return World(group.get_rank(), group.get_world_size(), device) if is_shared else World(0, 1, device)
-
-
-@contextlib.contextmanager
-def _put_back(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """What is loaded inside is gone afterwards."""
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
-    try:
-        yield
-    finally:
-        model.load_state_dict(tensors)
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(state)

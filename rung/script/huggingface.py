@@ -36,14 +36,14 @@ class Callback:
     """All of it but the base class, which is transformers' own. `guard` is the guard of the training, if it has one."""
 
     def __init__(
-        self, experiment: str | None = None, *, policy: str | None = "stop", every: int = 20, **how: Any
+        self, experiment: str | None = None, *, policy: str | None = "stop", every: int = 20, **options: Any
     ) -> None:
         """The arguments of `rung.init`, and what becomes of a step whose loss or gradients are not finite.
 
         policy: stop raises rung.Diverged and keeps the step for `rung replay`, skip leaves the batch out, None leaves
         it to the Trainer. every: updates between norms per tensor, 0 for none.
         """
-        self._experiment, self._policy, self._every, self._how = experiment, policy, every, how
+        self._experiment, self._policy, self._every, self._options = experiment, policy, every, options
         self._forward_hook: Any = None
         self.guard: ScriptGuard | None = None
         self.run: OwnRun | None = None
@@ -59,23 +59,24 @@ class Callback:
         if self._policy is not None and (why := _cannot_guard(args, model, optimizer)):
             run.tell(f"steps are recorded but not guarded: {why}")
         elif self._policy is not None:
-            self._attach(args, model, optimizer)
+            self._attach(run, args, model, optimizer, self._policy)
             return
         if self._every:
             run.watch(model, optimizer, every=self._every)
 
-    def _attach(self, args: Any, model: Any, optimizer: Any) -> None:
+    def _attach(self, run: OwnRun, args: Any, model: Any, optimizer: Any, policy: str) -> None:
         """The guard sees each forward of the model, and takes the optimizer's steps."""
         from rung.script.watch import inner_optimizer
 
-        assert self.run is not None
-        assert self._policy is not None
-        run = self.run
+        def loss_of(loss: Any, batch: Mapping[str, Any]) -> Any:
+            """As the Trainer divides that of one of several batches; a model that is given a count divides itself."""
+            return loss / (1 if batch.get("num_items_in_batch") is not None else int(args.gradient_accumulation_steps))
+
         guard = self.guard = run.guard(
             model,
             inner_optimizer(optimizer),
-            loss=lambda batch: model(**batch)["loss"] / _divisor(args, batch),
-            policy=self._policy,
+            loss=lambda batch: loss_of(model(**batch)["loss"], batch),
+            policy=policy,
             armed_steps=0,  # no copies of weights and moments in a memory that others have planned
             layers_every=self._every,
             clips_itself=args.max_grad_norm > 0,
@@ -92,7 +93,7 @@ class Callback:
                 if self._every and guard.number == 0:
                     run.watch(model, optimizer, every=self._every)
                 return
-            guard.micro(loss / _divisor(args, batch), batch)
+            guard.micro(loss_of(loss, batch), batch)
 
         self._forward_hook = model.register_forward_hook(seen, with_kwargs=True)
         guard.attach()
@@ -104,7 +105,12 @@ class Callback:
         if "train_runtime" in logs:
             run.summary.update({name: logs[name] for name in _TOTALS if name in logs})
         elif prefix := next((name[: -len("runtime")] for name in logs if re.fullmatch(r"\w+_runtime", name)), None):
-            run.log(_of_eval(logs, prefix), step=state.global_step)
+            # eval_loss is the loss of the set eval; with several sets eval_wiki_loss is that of wiki.
+            name = prefix.rstrip("_")
+            group = name.removeprefix("eval_") or name
+            found = {key.removeprefix(prefix): value for key, value in logs.items() if key.startswith(prefix)}
+            row = {f"eval/{group}/{key}": value for key, value in found.items()}
+            run.log({**row, **({"epoch": logs["epoch"]} if "epoch" in logs else {})}, step=state.global_step)
         else:  # under a guard each step has its own loss; the Trainer's is the mean since its last row
             named = {"loss_mean" if name == "loss" and self.guard else name: value for name, value in logs.items()}
             run.log(named, step=max(0, state.global_step - 1))
@@ -122,14 +128,21 @@ class Callback:
         self.guard.detach()
 
     def _started(self, args: Any, model: Any) -> OwnRun:
-        if self.run is None or self.run is not current.current():
-            known = current.current()
-            if known is None:
-                config, sources = _config(args, model)
-                how = {"seed": getattr(args, "seed", None), **self._how}
-                known = current.init(self._experiment or getattr(args, "project", None), config, **how)
-                known.set_sources(sources)
-            self.run = known
+        if self.run is not None and self.run is current.current():
+            return self.run
+        self.run = current.current()
+        if self.run is None:
+            # The configuration is the training arguments and that of the model; arguments may be defaults.
+            given = args.to_dict()
+            config: dict[str, Any] = {name: value for name, value in given.items() if not _NOT_LEARNING.fullmatch(name)}
+            config["logging"] = {name: value for name, value in given.items() if name not in config}
+            if hasattr(getattr(model, "config", None), "to_dict"):
+                config["model"] = model.config.to_dict()
+            untouched = {f.name for f in dataclasses.fields(args) if getattr(args, f.name, None) == f.default}
+            options = {"seed": getattr(args, "seed", None), **self._options}
+            self.run = current.init(self._experiment or getattr(args, "project", None), config, **options)
+            keys = [key for key, _ in dotted(config) if key.removeprefix("logging.") in untouched]
+            self.run.set_sources(dict.fromkeys(keys, "default"))
         return self.run
 
 
@@ -146,30 +159,6 @@ def _cannot_guard(args: Any, model: Any, optimizer: Any) -> str:
     if not isinstance(model, torch.nn.Module) or optimizer is None:
         return "the Trainer does not show its model or optimizer"
     return ""
-
-
-def _divisor(args: Any, batch: Mapping[str, Any]) -> int:
-    """By which the Trainer divides the loss of one of several batches; a model that is given a count divides itself."""
-    return 1 if batch.get("num_items_in_batch") is not None else int(args.gradient_accumulation_steps)
-
-
-def _of_eval(logs: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """eval_loss is the loss of the set eval; with several sets eval_wiki_loss is that of wiki."""
-    name = prefix.rstrip("_")
-    group = name.removeprefix("eval_") or name
-    mine = {f"eval/{group}/{key.removeprefix(prefix)}": value for key, value in logs.items() if key.startswith(prefix)}
-    return {**mine, **({"epoch": logs["epoch"]} if "epoch" in logs else {})}
-
-
-def _config(args: Any, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Training arguments, the model's own configuration, and which of the arguments are defaults."""
-    given = args.to_dict()
-    config: dict[str, Any] = {name: value for name, value in given.items() if not _NOT_LEARNING.fullmatch(name)}
-    config["logging"] = {name: value for name, value in given.items() if _NOT_LEARNING.fullmatch(name)}
-    if hasattr(getattr(model, "config", None), "to_dict"):
-        config["model"] = model.config.to_dict()
-    untouched = {f.name for f in dataclasses.fields(args) if getattr(args, f.name, None) == f.default}
-    return config, {key: "default" for key, _ in dotted(config) if key.removeprefix("logging.") in untouched}
 
 
 if TYPE_CHECKING:

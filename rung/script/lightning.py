@@ -14,11 +14,12 @@ last update before it.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rung.script import current
-from rung.script.run import OwnRun
+from rung.script.run import OwnRun, ending
 from rung.script.settings import tree_of
 
 if TYPE_CHECKING:
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 class LoggerMixin:
     """Logs to a run what the Trainer tells its logger; RungLogger is this with Lightning's base class."""
 
-    def __init__(self, experiment: str | None = None, **how: Any) -> None:
-        """The words of `rung.init`."""
+    def __init__(self, experiment: str | None = None, **options: Any) -> None:
+        """The arguments of `rung.init`."""
         super().__init__()
-        self._experiment, self._how = experiment, how
+        self._experiment, self._options = experiment, options
         self._run: OwnRun | None = None
 
     @property
     def experiment(self) -> OwnRun:
         """The run; silent on ranks other than the first."""
         if self._run is None:
-            self._run = current.current() or current.init(self._experiment, **self._how)
+            self._run = current.current() or current.init(self._experiment, **self._options)
         return self._run
 
     @property
@@ -66,24 +67,11 @@ class LoggerMixin:
         """Norms of the gradients, weights and updates; the optimizer is found when it first steps."""
         self.experiment.watch(model, optimizer, every)
 
-    def log_graph(self, *model: Any) -> None:
-        """The code is in the run; a graph is not kept."""
-
-    def save(self) -> None:
-        """Rows are written when they are logged."""
-
     def finalize(self, status: str) -> None:
         if status not in ("success", "finished") and self._run is not None:
-            from rung.script.run import ending
-
-            self._run.finish(*ending(_raised()))
-
-
-def _raised() -> BaseException:
-    """Lightning calls while it handles what was raised."""
-    import sys
-
-    return sys.exc_info()[1] or RuntimeError("the trainer says that it failed")
+            # Lightning calls while it handles what was raised.
+            error = sys.exc_info()[1] or RuntimeError("the trainer says that it failed")
+            self._run.finish(*ending(error))
 
 
 class CallbackMixin:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rung.runs.record import Record
@@ -23,9 +23,9 @@ def never_raise(act: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[A
     """A method of a run that tells what went wrong in it, once for each kind, and returns None then."""
 
     @functools.wraps(act)
-    def call(run: Any, *words: P.args, **named: P.kwargs) -> T | None:
+    def call(run: Any, *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
-            return act(run, *words, **named)
+            return act(run, *args, **kwargs)
         except Exception as error:  # an argument of any kind may fail in any way
             said = " ".join(str(error).split())[:300]
             run.tell(f"{act.__name__}() did nothing: {type(error).__name__}: {said}", f"{act.__name__} {type(error)}")
@@ -39,33 +39,21 @@ class NeverRaise:
         self.record = record
         self._said: set[str] = set()
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """At each step, so not by way of `do`."""
-        if self.record is None:
-            return
-        try:
-            self.record.log(step, values)
-        except Exception as error:  # a disk, and whoever follows the record
-            self._refused(self.record, error)
-
-    def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        self.do(lambda record: record.event(kind, step=step, **fields))
-
-    def do(self, act: Callable[[Record], object]) -> bool:
-        """Whether it could be done."""
+    def do(self, act: Callable[Concatenate[Record, P], object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """`act` with the record, such as Record.log; whether it could be done."""
         if self.record is None:
             return False
         try:
-            act(self.record)
-        except Exception as error:
-            self._refused(self.record, error)
+            act(self.record, *args, **kwargs)
+        except Exception as error:  # a disk, and whoever follows the record
+            if "disk" not in self._said:
+                self._said.add("disk")
+                say(f"{self.record.id}: {error} Training continues, and what comes next is tried again.")
             return False
         return True
 
-    def _refused(self, record: Record, error: Exception) -> None:
-        if "disk" not in self._said:
-            self._said.add("disk")
-            say(f"{record.id}: {error} Training continues, and what comes next is tried again.")
+    def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
+        self.do(Record.event, kind, step, **fields)
 
     def tell(self, text: str, about: str | None = None) -> None:
         """Once for each thing that it is `about`."""

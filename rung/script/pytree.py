@@ -41,7 +41,12 @@ def with_tensors(batch: Any, change: Callable[[str, Tensor], Any], name: str = "
         return change(name or "tensor", batch)
     if isinstance(batch, Mapping):
         items = {key: with_tensors(value, change, _join(name, key)) for key, value in batch.items()}
-        return items if type(batch) is dict else _filled(batch, items)
+        if type(batch) is dict:
+            return items
+        made: Any = copy.copy(batch)
+        for key, value in items.items():
+            made[key] = value
+        return made
     if isinstance(batch, list | tuple):
         fields = getattr(batch, "_fields", range(len(batch)))
         values = [with_tensors(value, change, _join(name, key)) for key, value in zip(fields, batch)]
@@ -119,17 +124,6 @@ def from_containers(stored: Any) -> Any:
     if isinstance(stored, tuple) and stored[:1] == ("rung.array",):
         return stored[1].numpy()
     return type(stored)(map(from_containers, stored)) if isinstance(stored, list | tuple) else stored
-
-
-def bytes_of(batch: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch).values())
-
-
-def _filled(batch: Any, items: Mapping[Any, Any]) -> Any:
-    made = copy.copy(batch)
-    for key, value in items.items():
-        made[key] = value
-    return made
 
 
 def is_record(value: Any) -> bool:

@@ -10,16 +10,18 @@ tried. One that switches autocast off stays off.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rung.engine import capture as files
+from rung.engine.guarded import ObjectiveState
 from rung.engine.precision import DTYPES, LossScale, Precision
 from rung.engine.prefetch import Micro
 from rung.errors import RunError, UserError
@@ -30,8 +32,7 @@ from rung.random import Draw
 from rung.recipe import Batch, Loss
 from rung.runs.files import read_json
 from rung.script import pytree
-from rung.script.capture import StepInputs, micro_of, objective_of, rates, read
-from rung.script.rng_state import Generators
+from rung.script.capture import Generators, StepInputs, micro_of, objective_of, rates, read
 
 if TYPE_CHECKING:
     from rung.runs.query import Run
@@ -91,15 +92,10 @@ def _built(build: str, command: list[str]) -> tuple[nn.Module, Any, Value]:
             "--build train.py:build",
             code="bad-build",
         )
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(Path(file).resolve().parent))
     arguments, sys.argv = sys.argv, [file, *command[1:]]
     try:
-        spec.loader.exec_module(module)
-        found = getattr(module, name, None)
+        found = runpy.run_path(file, run_name=Path(file).stem).get(name)
         if not callable(found):
             raise UserError(f"{file} has no function {name!r} that returns (model, optimizer, loss)", code="bad-build")
         model, optimizer, loss = found()
@@ -129,135 +125,113 @@ def verdict_of(
         raise UserError(
             "a step cannot be taken again without its batch; pass it: guard.step(value, batch)", code="no-batch"
         )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_modes(model, inputs.facts["eval_modules"]))
-        stack.enter_context(rates(optimizers, inputs.lrs))
-        stack.enter_context(Generators(next(model.parameters()).device).left_alone())
-        return _Replay(inputs, model, optimizers, loss, is_compiled).verdict(report)
+    facts, device = inputs.facts, next(model.parameters()).device
+    generators = Generators(device)
+    micros = [micro_of(taken.batch, number, inputs.step) for number, taken in enumerate(inputs.micros)]
+    batches = [taken.batch for taken in inputs.micros] + [b for batches in inputs.others for b in batches]
 
+    # What of the recorded step is not here.
+    not_tested = []
+    if str(facts["device"]).partition(":")[0] != device.type:
+        not_tested.append(f"the device of the step ({facts['device']}): this model is on {device.type}")
+    if facts["torch"] != str(torch.__version__):
+        not_tested.append(f"torch {facts['torch']}, with which it was recorded: here is {torch.__version__}")
+    if facts["compile"] and not is_compiled:
+        not_tested.append("compiled: it was so when it was recorded, and is not here")
+    not_tested += [f"{name} of the batch: it could not be kept" for name in facts.get("lost", [])]
 
-class _Replay:
-    def __init__(
-        self,
-        inputs: StepInputs,
-        model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        loss: Value,
-        is_compiled: bool,
-    ) -> None:
-        device = next(model.parameters()).device
-        self._inputs, self._model, self._loss, self._device = inputs, model, loss, device
-        self._generators = Generators(device)
-        self._batches = [taken.batch for taken in inputs.micros] + [b for batches in inputs.others for b in batches]
-        num_micros = len(inputs.micros)
-        self._micros = [micro_of(taken.batch, number, inputs.step) for number, taken in enumerate(inputs.micros)]
-        precision = Precision(inputs.facts["dtype"] or self._dtype(), device)
-        precision.loss_scale = None
-        if inputs.facts["loss_scale"] is not None:
-            precision.loss_scale = LossScale(device)
-            precision.loss_scale.scale.fill_(inputs.facts["loss_scale"])
-        trained = objective_of(optimizers, lambda batch, draw: self._value(batch, draw, 1.0 / num_micros))
-        trained.parameters = [parameter for parameter in trained.parameters if parameter.requires_grad]
-        self._is_compiled = is_compiled
-        self._not_tested = self._missing()
-        self._rerun = Rerun(
-            model=model,
-            objectives=[trained],
-            micros=self._micros,
-            precision=precision,
-            grad_clip=inputs.facts["clip"],
-            step=inputs.step,
-            is_compiled=is_compiled,
-            other_batches=self._others if inputs.others else None,
-            seed=lambda objective, micro: self._seed(micro),
-        )
+    def value(number: int, tensors: Batch) -> Loss:
+        batch = pytree.with_tensors(batches[number], lambda name, tensor: tensors[name])
+        with _before_autocast(_obey):
+            found = loss(batch)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise UserError(f"loss(batch) must be one number in a tensor, not {type(found).__name__}", code="bad-loss")
+        # Values of micros add up, as their gradients do: the counts of a step make 1.
+        return Loss(found.reshape(()), torch.tensor(1.0 / len(inputs.micros)))
 
-    def verdict(self, report: Report) -> Verdict:
-        self._note_random_numbers()
-        self._keep_whole_what_cannot_be_cut()
-        return examine(self._rerun, not_tested=self._not_tested, report=report)
-
-    def _value(self, tensors: Batch, draw: Draw, count: float) -> Loss:
-        """Values of micros add up, as their gradients do: the counts of a step make 1."""
+    def value_of_rows(tensors: Batch, draw: Draw) -> Loss:
         try:
-            return Loss(self._called(draw.seed, tensors), torch.tensor(count))
+            return value(draw.seed, tensors)
         except Exception:
             if len(draw.rows) > 1:
                 raise
         # A row that cannot be alone, such as with batch statistics, is taken twice.
-        twice = {name: torch.cat([t, t]) if t.shape[:1] == (1,) else t for name, t in tensors.items()}
-        return Loss(self._called(draw.seed, twice), torch.tensor(count))
+        return value(draw.seed, {n: torch.cat([t, t]) if t.shape[:1] == (1,) else t for n, t in tensors.items()})
 
-    def _called(self, number: int, tensors: Batch) -> Tensor:
-        batch = pytree.with_tensors(self._batches[number], lambda name, tensor: tensors[name])
-        with obedient_autocast():
-            value = self._loss(batch)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise UserError(f"loss(batch) must be one number in a tensor, not {type(value).__name__}", code="bad-loss")
-        return value.reshape(())
-
-    def _seed(self, micro: Micro) -> None:
+    def seed(objective: ObjectiveState, micro: Micro) -> None:
         """Other batches draw what the first micro of the step drew."""
-        taken = self._inputs.micros
-        self._generators.set(taken[micro.draw.seed if micro.draw.seed < len(taken) else 0].before)
+        number = micro.draw.seed
+        generators.set(inputs.micros[number if number < len(inputs.micros) else 0].before)
 
-    def _others(self) -> Iterator[list[Micro]]:
-        number = len(self._inputs.micros)
-        for batches in self._inputs.others:
+    def other_batches() -> Iterator[list[Micro]]:
+        number = len(inputs.micros)
+        for others in inputs.others:
             # Ids below 0, so that none is taken for a sample of the failed step.
-            yield [micro_of(b, number + n, self._inputs.step, -(1 << 40)) for n, b in enumerate(batches)]
-            number += len(batches)
+            yield [micro_of(batch, number + n, inputs.step, -(1 << 40)) for n, batch in enumerate(others)]
+            number += len(others)
 
-    def _dtype(self) -> str:
-        """The precision of the autocast that the loss enters, if it does."""
-        entered: list[torch.dtype] = []
-        taken = self._inputs.micros[0]
-        self._generators.set(taken.before)
-        with torch.no_grad(), _noted_autocast(entered), contextlib.suppress(Exception):
-            buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-            try:
-                self._loss(pytree.with_tensors(taken.batch, lambda name, tensor: tensor.to(self._device)))
-            finally:
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-        return next((NAMES[dtype] for dtype in entered if dtype in NAMES), "float32")
+    with contextlib.ExitStack() as stack:
+        # Each module trains or evaluates as it did in the step; rates and generators are those of the step.
+        for name, module in model.named_modules():
+            stack.callback(setattr, module, "training", module.training)
+            module.training = name not in facts["eval_modules"]
+        stack.enter_context(rates(optimizers, inputs.lrs))
+        stack.enter_context(generators.left_alone())
+        precision = Precision(facts["dtype"] or _autocast_dtype(inputs, model, loss, generators), device)
+        precision.loss_scale = None
+        if facts["loss_scale"] is not None:
+            precision.loss_scale = LossScale(device)
+            precision.loss_scale.scale.fill_(facts["loss_scale"])
+        trained = objective_of(optimizers, value_of_rows)
+        trained.parameters = [parameter for parameter in trained.parameters if parameter.requires_grad]
+        rerun = Rerun(
+            model=model,
+            objectives=[trained],
+            micros=micros,
+            precision=precision,
+            grad_clip=facts["clip"],
+            step=inputs.step,
+            is_compiled=is_compiled,
+            other_batches=other_batches if inputs.others else None,
+            seed=seed,
+        )
 
-    def _missing(self) -> list[str]:
-        """What of the recorded step is not here."""
-        facts, said = self._inputs.facts, []
-        if str(facts["device"]).partition(":")[0] != self._device.type:
-            said.append(f"the device of the step ({facts['device']}): this model is on {self._device.type}")
-        if facts["torch"] != str(torch.__version__):
-            said.append(f"torch {facts['torch']}, with which it was recorded: here is {torch.__version__}")
-        if facts["compile"] and not self._is_compiled:
-            said.append("compiled: it was so when it was recorded, and is not here")
-        return said + [f"{name} of the batch: it could not be kept" for name in facts.get("lost", [])]
-
-    def _note_random_numbers(self) -> None:
-        """Taken again, a step must leave torch's generators as it had left them."""
-        for number, (taken, micro) in enumerate(zip(self._inputs.micros, self._micros)):
-            self._rerun.take(micros=[micro])
-            if not self._generators.read().is_same_for_torch(taken.after):
-                self._not_tested.append(
+        # Taken again, a step must leave torch's generators as it had left them.
+        for number, (taken, micro) in enumerate(zip(inputs.micros, micros)):
+            rerun.take(micros=[micro])
+            if not generators.read().is_same_for_torch(taken.after):
+                not_tested.append(
                     f"the random numbers of micro {number}: something besides the loss drew too, or its draws depend "
                     "on the device; guard.begin() right before the forward tells where it begins"
                 )
-                return
+                break
 
-    def _keep_whole_what_cannot_be_cut(self) -> None:
-        """A loss that raises when it is given fewer rows must not be taken for one that fails."""
-        for number, micro in enumerate(self._micros):
-            num_rows = len(micro.ids)
-            if num_rows < 2:
+        # A loss that raises when it is given fewer rows must not be taken for one that fails: its micro stays whole.
+        for number, micro in enumerate(micros):
+            rows = np.arange(len(micro.ids))
+            if len(rows) < 2 or rerun.take(micros=[micro]).place == "error":
                 continue
-            whole = self._rerun.take(micros=[micro])
-            halves = [micro.ids[: num_rows // 2] - micro.ids[0], micro.ids[num_rows // 2 :] - micro.ids[0]]
-            if whole.place != "error" and any(
-                self._rerun.take(micros=[rows_of(micro, half)]).place == "error" for half in halves
-            ):
-                self._micros[number] = micro._replace(ids=micro.ids[:1])
-                self._not_tested.append("the sample: the loss does not take fewer rows")
-        self._rerun.micros = self._micros
+            halves = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+            if any(rerun.take(micros=[rows_of(micro, half)]).place == "error" for half in halves):
+                rerun.micros[number] = micro._replace(ids=micro.ids[:1])
+                not_tested.append("the sample: the loss does not take fewer rows")
+        return examine(rerun, not_tested=not_tested, report=report)
+
+
+def _autocast_dtype(inputs: StepInputs, model: nn.Module, loss: Value, generators: Generators) -> str:
+    """The precision of the autocast that the loss enters, if it does."""
+    entered: list[torch.dtype] = []
+    taken, device = inputs.micros[0], next(model.parameters()).device
+    generators.set(taken.before)
+    note = _before_autocast(lambda autocast: entered.append(autocast.fast_dtype) if autocast._enabled else None)
+    with torch.no_grad(), note, contextlib.suppress(Exception):
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        try:
+            loss(pytree.with_tensors(taken.batch, lambda name, tensor: tensor.to(device)))
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    return next((NAMES[dtype] for dtype in entered if dtype in NAMES), "float32")
 
 
 def listed(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
@@ -286,35 +260,10 @@ def is_compiled(model: nn.Module, loss: Value | None) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _modes(model: nn.Module, eval_modules: Sequence[str]) -> Iterator[None]:
-    """Each module trains or evaluates as it did in the step."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        for name, module in model.named_modules():
-            module.training = name not in eval_modules
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextlib.contextmanager
-def obedient_autocast() -> Iterator[None]:
+def _obey(autocast: Any) -> None:
     """An autocast inside of the loss takes the type of the one around it, and is off where there is none."""
-
-    def obey(autocast: Any) -> None:
-        autocast._enabled = autocast._enabled and torch.is_autocast_enabled(autocast.device)
-        autocast.fast_dtype = torch.get_autocast_dtype(autocast.device)
-
-    with _before_autocast(obey):
-        yield
-
-
-@contextlib.contextmanager
-def _noted_autocast(entered: list[torch.dtype]) -> Iterator[None]:
-    with _before_autocast(lambda autocast: entered.append(autocast.fast_dtype) if autocast._enabled else None):
-        yield
+    autocast._enabled = autocast._enabled and torch.is_autocast_enabled(autocast.device)
+    autocast.fast_dtype = torch.get_autocast_dtype(autocast.device)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.errors import UserError
+from rung.files import write_whole
+from rung.runs.files import plain, to_json, write_json
 from rung.runs.metricnames import eval_of
+from rung.runs.query import ref  # here, not at the end of a script: an import then changes its exit code after Ctrl-C
 from rung.runs.record import STATUSES, Record, read_document
 from rung.script.logged import sort_out
 from rung.script.missing import OF_A_RUN, missing
 from rung.script.never_raise import NeverRaise, never_raise, say
-from rung.script.pairing import Update
 from rung.script.settings import SCRIPT, Settings, dotted, without_secrets
 from rung.script.step_axis import StepAxis
 
@@ -35,14 +37,14 @@ class OwnRun:
     """What `rung.init` returns."""
 
     def __init__(self, record: Record | None, tree: dict[str, Any], sources: dict[str, str]) -> None:
-        self._out = NeverRaise(record)
+        self.out = NeverRaise(record)  # this and `axis` are for those who watch the loop, not for the script
         self.id = record.id if record else ""
         self.path = record.path if record else None  # the folder; None where nothing is written
         self.status = "running" if record else "disabled"
         self._tree, self._sources = tree, sources
         self.config = Settings(tree, self._config_changed)
-        self._axis = StepAxis(self._out)
-        self.summary = self._axis.summary  # the last value of each name, and whatever the script adds
+        self.axis = StepAxis(self.out)
+        self.summary = self.axis.summary  # the last value of each name, and whatever the script adds
         self._watches: list[Watch] = []
         self.trained: set[int] = set()  # ids of the parameters that a known optimizer has
         self._definitions: dict[str, dict[str, Any]] = {}
@@ -73,7 +75,7 @@ class OwnRun:
 
     @tags.setter
     def tags(self, tags: Sequence[Any]) -> None:
-        self._out.do(lambda record: record.update(tags=[*dict.fromkeys(map(str, tags))]))
+        self.out.do(Record.update, tags=[*dict.fromkeys(map(str, tags))])
 
     @property
     def dir(self) -> str:
@@ -83,18 +85,18 @@ class OwnRun:
 
             self._folder = self._folder or tempfile.mkdtemp()
             return self._folder
-        self._out.do(lambda record: (record.path / "files").mkdir(exist_ok=True))
+        self.out.do(lambda record: (record.path / "files").mkdir(exist_ok=True))
         return str(self.path / "files")
 
     @property
     def step(self) -> int:
         """Where the run stands."""
-        return self._axis.step
+        return self.axis.step
 
     @never_raise
     def log(self, data: Any, step: int | None = None, commit: bool = True, **unknown: Any) -> None:
         """Names and numbers: a row of training, an eval, or both. Without `step` rows of training count from 0."""
-        if self._out.record is None:
+        if self.out.record is None:
             if self.status != "disabled" and not self._has_said_ended:
                 self._has_said_ended = True
                 say(f"{self.id} is {self.status}; what is logged now is not kept")
@@ -112,12 +114,12 @@ class OwnRun:
         logged = sort_out(data)
         for name, why in logged.odd.items():
             self.tell(f"{name!r} {why}; it was not kept", f"odd {name}")
-        self._axis.log(logged, step)
+        self.axis.log(logged, step)
 
     @never_raise
     def targets(self, count: int) -> None:
         """Adds to the predictions that the next row of training counts."""
-        self._axis.targets(count)
+        self.axis.targets(count)
 
     @never_raise
     def define_metric(self, name: str, better: str | None = None, **definition: Any) -> None:
@@ -141,7 +143,7 @@ class OwnRun:
     def data(self, name: str, what: Any, **about: Any) -> None:
         """Notes what a set of data is, by its fingerprint: a file, a folder, text, bytes, an array or a tensor.
         `name` is train, or that of an eval set."""
-        if self._out.record is None:
+        if self.out.record is None:
             return
         from rung.script.artifacts import fingerprint
 
@@ -159,7 +161,7 @@ class OwnRun:
         """Measures each update of `optimizer`, or of whichever steps the model: norm of the gradients and lr, and norms
         per tensor in the first ones and then at every `every`-th; fewer norms where they would take more than `share`
         of the time, as with fast steps on a CPU (1: all of them)."""
-        if self._out.record is None:
+        if self.out.record is None:
             return
         if unknown:
             self.tell(f"watch({', '.join(unknown)}=) is unknown and ignored")
@@ -167,40 +169,40 @@ class OwnRun:
 
         try:
             self._watches.append(Watch(self, model, optimizer, every, share))
-            self._axis.updates.is_watched = True
+            self.axis.updates.is_watched = True
         except UserError as error:
             self.tell(str(error))
 
-    def guard(self, model: Any, optimizer: Any, loss: Any = None, **how: Any) -> ScriptGuard:
+    def guard(self, model: Any, optimizer: Any, loss: Any = None, **options: Any) -> ScriptGuard:
         """`rung.guard` with its captures in this run, and what it notices in the run's events."""
         from rung.script.guard import guard
 
-        return guard(model, optimizer, loss, run=self, **how)
+        return guard(model, optimizer, loss, run=self, **options)
 
     @never_raise
     def sample(
         self, name: str | Path, data: Any = None, caption: str = "", step: int | None = None, rate: int | None = None
     ) -> Path | None:
         """Keeps a file, text, bytes, a picture, a figure, or sound with `rate`; returns where."""
-        if self._out.record is None:
+        if self.out.record is None:
             return None
         from rung.script.artifacts import artifact
 
-        self._axis.something_else()
+        self.axis.forget_time()
         try:
             file, content = artifact(name, data, rate)
-            return self._out.record.add_sample(self.step if step is None else int(step), file, content, str(caption))
+            return self.out.record.add_sample(self.step if step is None else int(step), file, content, str(caption))
         except Exception as error:  # whatever draws a picture fails in its own ways
             self.tell(f"the sample {str(name)!r} was not kept: {error}", "sample")
             return None
 
     @never_raise
     def note(self, text: str) -> None:
-        self._out.event("note", step=self.step, text=str(text))
+        self.out.event("note", step=self.step, text=str(text))
 
     def tell(self, text: str, about: str | None = None) -> None:
         """To the user, once."""
-        self._out.tell(text, about)
+        self.out.tell(text, about)
 
     @never_raise
     def finish(
@@ -211,7 +213,7 @@ class OwnRun:
         exit_code: int | None = None,
     ) -> None:
         """Ends the run: finished, stopped, crashed or diverged. A number is an exit code, as wandb has it."""
-        record, status = self._out.record, exit_code if status is None else status
+        record, status = self.out.record, exit_code if status is None else status
         if record is None or os.getpid() != self._pid:  # a child of a fork
             return
         if isinstance(status, int):
@@ -222,36 +224,29 @@ class OwnRun:
             status = "finished"
         for watch in self._watches:
             watch.remove()
-        totals = {**self._axis.close(), "elapsed_s": time.monotonic() - self._started}
-        summary = {str(name): _plain(value) for name, value in self.summary.items()}
-        fields = {"totals": totals, "last_step": self._axis.last, "summary": summary, "reason": reason or None}
-        if not self._out.do(lambda record: record.finish(status, **fields)):
-            self._out.do(lambda record: record.close())
-        self._out.record, self.status = None, status
+        totals = {**self.axis.close(), "elapsed_s": time.monotonic() - self._started}
+        summary: dict[str, Any] = {}
+        for name, value in self.summary.items():  # anything may be in it
+            try:
+                value = value.item() if hasattr(value, "is_cpu") and value.numel() == 1 else value
+                to_json(value)
+            except Exception:  # a device that has failed, a dict that holds itself
+                value = f"a {type(value).__name__} that cannot be written"
+            summary[str(name)] = value
+        fields = {"totals": totals, "last_step": self.axis.last, "summary": summary, "reason": reason or None}
+        if not self.out.do(Record.finish, status, **fields):
+            self.out.do(Record.close)
+        self.out.record, self.status = None, status
         if not quiet:
-            say(self._closing(record, reason))
-
-    def _closing(self, record: Record, reason: str) -> str:
-        from rung.runs.query import ref
-
-        best = self._axis.best
-        words = f", best {best['set']} loss {best['loss']:.4f} at step {best['step']}" if best else ""
-        return (
-            f"{record.id} {self.status}{': ' + reason if reason else ''}{words}; rung show {ref(record.path, self.id)}"
-        )
+            why, best = f": {reason}" if reason else "", self.axis.best
+            words = f", best {best['set']} loss {best['loss']:.4f} at step {best['step']}" if best else ""
+            say(f"{self.id} {status}{why}{words}; rung show {ref(record.path, self.id)}")
 
     # What follows is for those who watch the loop, not for the script.
 
     @property
     def is_watching(self) -> bool:
         return bool(self._watches)
-
-    @property
-    def num_updates(self) -> int:
-        return self._axis.updates.num_updates
-
-    def update_taken(self, update: Update) -> None:
-        self._axis.updates.add(update)
 
     def take_over(self, model: Any, optimizers: Sequence[Any], clip: float) -> None:
         """A guard measures the updates of these optimizers from now on, and says more than a watch can."""
@@ -265,30 +260,14 @@ class OwnRun:
         if clip:
             self.add_config({"optimizer.grad_clip": (clip, CLIP_NAMES)})
 
-    def guarded_step(self, number: int, values: dict[str, Any], tables: dict[str, Any]) -> None:
-        """A step of a guard; its row is the next one that the script logs, or its own."""
-        self._axis.guarded_step(number, Update(values, tables))
-
-    def write_rows(self) -> None:
-        """All that is known, now: the script may be about to end."""
-        self._axis.write_rows()
-
-    def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        self._out.event(kind, step, **fields)
-
     def derive(self, **facts: Any) -> None:
         """What was found out rather than chosen: parameters, device."""
         self._derived |= facts
-        self._out.do(lambda record: record.update(derived=self._derived))
-
-    def found_seed(self, seed: int) -> None:
-        self._out.do(lambda record: record.update(seed=seed))
+        self.out.do(Record.update, derived=self._derived)
 
     def keep(self, name: str, document: Mapping[str, Any]) -> None:
         """A document of the run, whole."""
-        from rung.runs.files import write_json
-
-        self._out.do(lambda record: write_json(record.path / name, document))
+        self.out.do(lambda record: write_json(record.path / name, document))
 
     def add_config(self, found: Mapping[str, tuple[Any, Sequence[str]]]) -> None:
         """Dotted keys that somebody other than the script found out, each with a value and what a script would call it:
@@ -310,24 +289,21 @@ class OwnRun:
 
     def _config_changed(self, values: Mapping[str, Any]) -> None:
         """Before the first row it is part of the configuration; later it is also something that happened."""
-        has_begun = self._axis.has_begun
+        has_begun = self.axis.has_begun
         self._sources |= dict.fromkeys(values, f"changed at step {self.step}" if has_begun else SCRIPT)
         self._write_config()
         if has_begun:
-            self._out.event("config", step=self.step, values=without_secrets(dict(values)))
+            self.out.event("config", step=self.step, values=without_secrets(dict(values)))
 
     def _write_config(self) -> None:
         import yaml  # type: ignore[import-untyped]
-
-        from rung.files import write_whole
-        from rung.runs.files import plain
 
         if self.path is None:
             return
         path, there = self.path, {key for key, _ in dotted(self._tree)}
         self._sources = {key: source for key, source in self._sources.items() if key in there}
         text: str = yaml.safe_dump(plain(without_secrets(self._tree)), sort_keys=False, allow_unicode=True)
-        self._out.do(lambda record: write_whole(path / "config.yaml", text.encode()))
+        self.out.do(lambda record: write_whole(path / "config.yaml", text.encode()))
         self.keep("config.sources.json", self._sources)
 
     def __enter__(self) -> OwnRun:
@@ -346,15 +322,3 @@ def ending(error: BaseException | None) -> tuple[str, str]:
     if type(error).__name__ == "Diverged":  # (by name: torch is not imported for it)
         return "diverged", str(getattr(error, "facts", {}).get("reason") or error)
     return "crashed", f"exit {error.code}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-
-
-def _plain(value: Any) -> Any:
-    """What can be kept of a value of the summary: anything may be in it."""
-    from rung.runs.files import to_json
-
-    try:
-        value = value.item() if hasattr(value, "is_cpu") and value.numel() == 1 else value
-        to_json(value)
-    except Exception:  # a device that has failed, a dict that holds itself
-        return f"a {type(value).__name__} that cannot be written"
-    return value

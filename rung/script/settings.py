@@ -27,21 +27,28 @@ def tree_of(config: Any) -> dict[str, Any]:
     """A tree of dicts out of whatever holds names and values."""
     if config is None:
         return {}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: _plain_branch(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    if type(config).__module__.partition(".")[0] == "omegaconf":
+    if _is_record(config):
+        config = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    elif type(config).__module__.partition(".")[0] == "omegaconf":
         from omegaconf import OmegaConf
 
-        return _branch(OmegaConf.to_container(config, resolve=True))
-    if isinstance(config, Mapping):
-        return _branch(config)
-    try:
-        return _branch(vars(config))
-    except TypeError:
-        raise UserError(
-            f"config={config!r} has no names and values; pass a dict, a dataclass, argparse's result or OmegaConf.",
-            code="bad-config",
-        ) from None
+        config = OmegaConf.to_container(config, resolve=True)
+    elif not isinstance(config, Mapping):
+        try:
+            config = vars(config)
+        except TypeError:
+            raise UserError(
+                f"config={config!r} has no names and values; pass a dict, a dataclass, argparse's result or OmegaConf.",
+                code="bad-config",
+            ) from None
+    return {
+        str(name): tree_of(value) if isinstance(value, Mapping) or _is_record(value) else value
+        for name, value in config.items()
+    }
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -124,7 +131,7 @@ class Settings(MutableMapping[str, Any]):
 
     def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:
         """`allow_val_change` is for scripts that come from wandb; changes are always allowed, and always recorded."""
-        new = tree_of(dict(values) if isinstance(values, list | tuple) else values) | _branch(more)
+        new = tree_of(dict(values) if isinstance(values, list | tuple) else values) | tree_of(more)
         _merge(self._tree, new)
         self._changed({f"{self._prefix}{key}": value for key, value in dotted(new)})
 
@@ -133,17 +140,7 @@ class Settings(MutableMapping[str, Any]):
         self.update({name: value for name, value in tree_of(values).items() if name not in self._tree})
 
     def as_dict(self) -> dict[str, Any]:
-        return _branch(self._tree)
-
-
-def _branch(values: Any) -> dict[str, Any]:
-    return {str(name): _plain_branch(value) for name, value in values.items()}
-
-
-def _plain_branch(value: Any) -> Any:
-    if isinstance(value, Settings | Mapping):
-        return _branch(value)
-    return tree_of(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+        return tree_of(self._tree)
 
 
 def _merge(tree: dict[str, Any], new: Mapping[str, Any]) -> None:

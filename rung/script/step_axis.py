@@ -6,20 +6,123 @@ as one: it is about the weights that the next row of training starts from, and h
 runs.
 
 Under a guard each step has a row, whether the script logs one or not. The guard's numbers wait until the script logs
-its row, or takes the next step; then they are a row of their own.
+its row, or takes the next step; then they are a row of their own. `Pairing` does the same for a watched optimizer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from rung.script.async_scalars import AsyncScalars
-from rung.script.logged import Logged, to_float
+from rung.runs.record import Record
+from rung.script.logged import Logged, is_away, to_float
 from rung.script.never_raise import NeverRaise
-from rung.script.pairing import Pairing, Update
+
+if TYPE_CHECKING:
+    from rung.engine.signals import Signals
+
+MOST_WAITING = 10_000  # updates without a row; a script that logs none needs no more of them
+
+
+@dataclass
+class Update:
+    """What was measured around one update: numbers, possibly still on a device, and tables by kind."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+
+class Pairing:
+    """Which row of a script belongs to which update of its optimizer.
+
+    Somebody who watches an optimizer learns of an update when it happens, and of the script's number for it when the
+    script logs, before or after it, at each step or at every tenth. Where the numbers of rows and updates agree, each
+    update gets the number that the script would have given it. Where they do not, the row has the last update and
+    nothing is made up.
+    """
+
+    def __init__(self) -> None:
+        self.num_updates = 0  # in all
+        self.is_watched = False  # somebody would know of an update
+        self._waiting: deque[Update] = deque(maxlen=MOST_WAITING)
+        self._comes_first: bool | None = None  # the row before its update; known with the first row
+        self._last_row: int | None = None
+
+    def add(self, update: Update) -> None:
+        self.num_updates += 1
+        self._waiting.append(update)
+
+    def rows(self, step: int) -> tuple[list[tuple[int, Update]], Update]:
+        """At a row of training: updates that are rows of their own, by step, and the one that belongs into the row."""
+        before, self._last_row = self._last_row, step
+        if self._comes_first is False and len(self._waiting) == 1:  # as in most loops
+            return [], self._waiting.popleft()
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        if self._comes_first is None:
+            self._comes_first = not waiting
+        if not waiting or (self._comes_first and before is None):
+            return [], Update()
+        if self._comes_first:
+            assert before is not None
+            own = list(enumerate(waiting, before)) if len(waiting) == step - before else [(before, waiting[0])]
+            return own, Update()
+        is_exact = len(waiting) == (step + 1 if before is None else step - before)
+        own = list(enumerate(waiting[:-1], step - len(waiting) + 1)) if is_exact else []
+        return own, waiting[-1]
+
+    def rest(self) -> list[tuple[int, Update]]:
+        """At the end: updates after the last row, of a script that logs rows first."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return [(self._last_row, waiting[0])] if waiting and self._comes_first and self._last_row is not None else []
+
+    def has_none(self) -> bool:
+        """Whether it is known that no update was made since the last row."""
+        return self.is_watched and not self._waiting and not self._comes_first
+
+    def skipped(self, step: int) -> None:
+        """This row belongs to a step that was not applied."""
+        self._last_row = step
+
+
+class AsyncScalars:
+    """Rows on their way from a device to the record, in order, without making the device wait.
+
+    A row whose numbers are all on the host is written at once, unless an older one is still on its way. Numbers on a
+    GPU travel as those of the engine do. `write(step, values, tables)` gets each row when it is complete; a table is
+    names and columns.
+    """
+
+    def __init__(self, write: Callable[[int, dict[str, float], dict[str, Any]], None]) -> None:
+        self._write = write
+        self._signals: Signals | None = None
+        self._pending: deque[tuple[dict[str, Any], list[str]]] = deque()  # a row, and which of it is on its way
+
+    def push(self, step: int, values: dict[str, Any], tables: Mapping[str, Any] = {}) -> None:
+        names = [name for name, value in values.items() if type(value) is not float and is_away(value)]
+        if not names and not self._pending and not tables:
+            self._write(step, values, {})
+            return
+        import torch
+
+        from rung.engine.signals import Signals
+
+        self._signals = self._signals or Signals()
+        # By number, since the engine's own names have a meaning there; a row behind another may have nothing to send.
+        numbers = {str(number): values[name] for number, name in enumerate(names)} or {"": torch.zeros(())}
+        self._signals.push(step, {}, numbers, tables)
+        self._pending.append((values, names))
+        self.read()
+
+    def read(self, wait: bool = False) -> None:
+        for step, numbers, tables in self._signals.ready(wait) if self._signals is not None else ():
+            values, names = self._pending.popleft()
+            self._write(step, {**values, **{name: numbers[str(n)] for n, name in enumerate(names)}}, dict(tables))
 
 
 class StepAxis:
@@ -62,14 +165,25 @@ class StepAxis:
         if "step" in logged.row:  # a name that is taken
             said = logged.row.pop("step")
             step = said if step is None else step
-        is_eval = logged.is_eval_only
-        at = self._number(step, is_eval)
+        is_eval, at = logged.is_eval_only, None
+        if step is not None:
+            try:
+                number = int(step)
+                if not 0 <= number < 2**53 or number != float(step):
+                    raise ValueError
+                at, self._gives_steps = number, True
+            except (TypeError, ValueError, OverflowError):
+                self._out.tell(f"step={step!r} is not a whole number from 0 on; rows are counted instead", "step")
+        if at is None:
+            at = max(self._last, 0) if self._gives_steps else self._next
+            self._next += not is_eval and not self._gives_steps
         if logged.row and not is_eval:
             self._train(at, logged)
         if logged.evals or is_eval:
             self._eval(max(at, self._last), logged)
 
     def guarded_step(self, number: int, update: Update) -> None:
+        """A step of a guard; its row is the next one that the script logs, or its own."""
         self._write_guarded()
         self._guarded = (number, update)
         self._num_guarded += 1
@@ -92,8 +206,7 @@ class StepAxis:
         known = self._at_step if self._last_train is not None and step == self._last_train[0] else {}
         values = {name: value for name, value in update.values.items() if name not in known}
         if not known:
-            self._count_targets(values)
-            self._time(step, values, has_eval=False)
+            self._count_and_time(step, values, has_eval=False)
             self._at_step = {}
         self._last, self._next = step, max(self._next, step + 1)
         self._rows.push(step, values, update.tables)
@@ -101,7 +214,7 @@ class StepAxis:
     def targets(self, count: int) -> None:
         self._targets_waiting = (self._targets_waiting or 0) + int(count)
 
-    def something_else(self) -> None:
+    def forget_time(self) -> None:
         """The time of an eval or a sample is not that of a step."""
         if self._last_train is not None:
             self._last_train = (self._last_train[0], math.nan)
@@ -125,25 +238,8 @@ class StepAxis:
             "eval_steps": [step for step, _ in self._evals],
         }
 
-    def _number(self, given: Any, is_eval: bool) -> int:
-        """The step that a script means."""
-        if given is not None:
-            try:
-                number = int(given)
-                if not 0 <= number < 2**53 or number != float(given):
-                    raise ValueError
-            except (TypeError, ValueError, OverflowError):
-                self._out.tell(f"step={given!r} is not a whole number from 0 on; rows are counted instead", "step")
-            else:
-                self._gives_steps = True
-                return number
-        if self._gives_steps:
-            return max(self._last, 0)
-        number = self._next
-        self._next += not is_eval
-        return number
-
     def _train(self, step: int, logged: Logged) -> None:
+        row = logged.row
         if step < self._last:
             self._num_left_out += 1
             self._out.tell(
@@ -152,9 +248,31 @@ class StepAxis:
                 "back",
             )
             return
-        row = logged.row
-        own, mine = self._updates_of(step, is_finite=all(_may_be_finite(row.get(name)) for name in ("loss", "norm")))
-        self._note_names(step, row)
+        # Updates that are rows of their own, by step, and what was measured of the one that belongs into this row.
+        own: list[tuple[int, Update]] = []
+        mine = Update()
+        if self._logs_first is None:
+            self._logs_first = self._guarded is None
+        if self._num_guarded:
+            if self._guarded is None or self._logs_first:
+                self._write_guarded()
+            else:
+                (number, mine), self._guarded = self._guarded, None
+                self._offset = step - number
+        elif self.updates.has_none() and any(
+            isinstance(value := row.get(name), float) and not math.isfinite(value) for name in ("loss", "norm")
+        ):  # as a GradScaler leaves a step out
+            self.updates.skipped(step)
+            mine = Update({"skipped": 1.0})
+        else:
+            own, mine = self.updates.rows(step)
+        if self._last_train is None or step != self._last_train[0]:
+            self._at_step = row
+        else:
+            if twice := self._at_step.keys() & row.keys():
+                names = ", ".join(repr(name) for name in sorted(twice)[:3])
+                self._out.tell(f"{names} logged twice at step {step}; both rows are kept", "twice")
+            self._at_step = {**self._at_step, **row}
         if "norm" in row:  # the script knows the norm before it clipped; ours is after
             for update in (*(update for _, update in own), mine):
                 if "norm" in update.values:
@@ -163,46 +281,18 @@ class StepAxis:
             if at >= self._last:
                 self._rows.push(at, update.values, update.tables)
         row = {**mine.values, **row}
-        self._count_targets(row)
-        self._time(step, row, has_eval=bool(logged.evals))
+        self._count_and_time(step, row, has_eval=bool(logged.evals))
         self._last, self._next = step, step + 1
         self._rows.push(step, row, mine.tables)
 
-    def _updates_of(self, step: int, is_finite: bool) -> tuple[list[tuple[int, Update]], Update]:
-        """Updates that are rows of their own, by step, and what was measured of the one that belongs into this row."""
-        if self._logs_first is None:
-            self._logs_first = self._guarded is None
-        if not self._num_guarded:
-            if not is_finite and self.updates.has_none():  # as a GradScaler leaves a step out
-                self.updates.skipped(step)
-                return [], Update({"skipped": 1.0})
-            return self.updates.rows(step)
-        if self._guarded is None or self._logs_first:
-            self._write_guarded()
-            return [], Update()
-        (number, update), self._guarded = self._guarded, None
-        self._offset = step - number
-        return [], update
-
-    def _note_names(self, step: int, row: Mapping[str, Any]) -> None:
-        if self._last_train is None or step != self._last_train[0]:
-            self._at_step = row
-            return
-        if twice := self._at_step.keys() & row.keys():
-            names = ", ".join(repr(name) for name in sorted(twice)[:3])
-            self._out.tell(f"{names} logged twice at step {step}; both rows are kept", "twice")
-        self._at_step = {**self._at_step, **row}
-
-    def _count_targets(self, row: dict[str, Any]) -> None:
+    def _count_and_time(self, step: int, row: dict[str, Any], has_eval: bool) -> None:
+        """Adds targets, and the seconds of the step where nothing else is known to have happened since the last row."""
         if self._targets_waiting is not None:
             row.setdefault("targets", self._targets_waiting)
             self._targets_waiting = None
         if "targets" in row:
             row["targets"] = to_float(row["targets"])
             self._num_targets += int(row["targets"]) if math.isfinite(row["targets"]) else 0
-
-    def _time(self, step: int, row: dict[str, Any], has_eval: bool) -> None:
-        """Seconds of a step, where nothing else is known to have happened since the last row."""
         now, before = time.perf_counter(), self._last_train
         if before is not None and step > before[0] and not math.isnan(before[1]) and not has_eval:
             row.setdefault("step_s", (now - before[1]) / (step - before[0]))
@@ -218,7 +308,7 @@ class StepAxis:
             row |= {name: to_float(value) for name, value in logged.row.items()}
         self._last = max(self._last, step)
         self._write(step, row, {})
-        self.something_else()
+        self.forget_time()
         if not results:  # how long it took, and no more
             return
         self._out.event("eval", step=step, results=results)
@@ -228,17 +318,12 @@ class StepAxis:
             return
         self._evals.append((step, loss))
         if math.isfinite(loss) and (self.best is None or loss < self.best["loss"]):
-            best = self.best = {"step": step, "set": of, "loss": loss}
-            self._out.do(lambda record: record.update(best=best))
+            self.best = {"step": step, "set": of, "loss": loss}
+            self._out.do(Record.update, best=self.best)
 
     def _write(self, step: int, values: dict[str, float], tables: Mapping[str, Any]) -> None:
         if values:
-            self._out.log(step, values)
+            self._out.do(Record.log, step, values)
             self.summary.update(values)
-        for kind, table in tables.items():
-            self._out.do(lambda record: record.table(kind, step, table.names, table.columns))  # noqa: B023
-
-
-def _may_be_finite(value: Any) -> bool:
-    """Of a number on a device nothing is known yet."""
-    return not isinstance(value, float) or math.isfinite(value)
+        for kind, (names, columns) in tables.items():
+            self._out.do(Record.table, kind, step, names, columns)

@@ -13,7 +13,7 @@ gets them in the middle of its step, so then they are looked at after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,11 +25,12 @@ from rung.engine.guarded import ObjectiveState, gradient_norms
 from rung.engine.layers import Layers
 from rung.engine.signals import Layered
 from rung.errors import UserError
-from rung.script.capture import LOSSES, objective_of
+from rung.runs.record import Record
+from rung.script.capture import OBJECTIVE, objective_of
 from rung.script.current import torch_seed
 from rung.script.logged import is_away
-from rung.script.pairing import Update
 from rung.script.replay import unwrapped
+from rung.script.step_axis import Update
 
 if TYPE_CHECKING:
     from rung.script.run import OwnRun
@@ -46,8 +47,6 @@ _KEPT = {
     "nesterov": ("nesterov",),
     "amsgrad": ("amsgrad",),
 }
-
-
 CLIP_NAMES = ("grad_clip", "max_grad_norm", "clip_grad_norm", "gradient_clip_val", "clip", "max_norm")
 
 
@@ -70,18 +69,20 @@ class Watch:
     def __init__(self, run: OwnRun, model: Any, optimizer: Any, every: int, share: float) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"watch() takes a module of torch, not {type(model).__name__}", code="bad-model")
-        self._run, self._model, self._every = run, unwrapped(model), int(every)
+        self._run, self._model, self._every, self._share = run, unwrapped(model), int(every), float(share)
+        self._norm, self._table = TimeBudget(self._share), TimeBudget(self._share)
         self._handles: list[Any] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._layers: Layers | None = None
-        self._trained: ObjectiveState | None = None
+        # Of what the optimizers train, known with the first update; again when a group is added.
         self._num_groups = -1
+        self._trained: ObjectiveState | None = None
+        self._layers: Layers | None = None
+        self._is_host = False
         self._parameters: dict[int, list[Tensor]] = {}
+        # Of the update that is going on.
         self._norms: list[Tensor] = []  # of each gradient, one tensor for each optimizer that has begun this update
-        self._wants_norm, self._is_host = False, False
-        self._measures = False
-        self._share = float(share)
-        self._norm, self._table = TimeBudget(self._share), TimeBudget(self._share)
+        self._wants_norm = self._wants_table = False
+
         describe_start(run, self._model)
         named = [] if optimizer is None else optimizer if isinstance(optimizer, list | tuple) else [optimizer]
         try:
@@ -91,71 +92,58 @@ class Watch:
             named = []
         if named:
             self._attach(named)
-        else:
-            own = {id(p) for p in self._model.parameters()}
-            self._handles.append(register_optimizer_step_pre_hook(lambda *of: self._look_for(own, of[0])))
+            return
+        own = {id(p) for p in self._model.parameters()}
+
+        def look_at(found: torch.optim.Optimizer, *call: Any) -> None:
+            """Takes the first that holds something of the model."""
+            if not self._optimizers and any(id(p) in own for group in found.param_groups for p in group["params"]):
+                self._attach([found])  # torch asks the hooks of one optimizer after those of all: this step is seen too
+
+        self._handles.append(register_optimizer_step_pre_hook(look_at))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _look_for(self, own: set[int], found: torch.optim.Optimizer) -> None:
-        """The first step of an optimizer that holds something of the model, where the script named none."""
-        if self._optimizers or not any(id(p) in own for group in found.param_groups for p in group["params"]):
-            return
-        self._attach([found])  # torch asks the hooks of one optimizer after those of all, so this step is seen too
-
     def _attach(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
             self._optimizers.append(optimizer)
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            self._handles.append(optimizer.register_step_pre_hook(lambda *call: self._safely(self._before, call)))
+            self._handles.append(optimizer.register_step_post_hook(lambda *call: self._safely(self._after, call)))
         describe_optimizers(self._run, self._optimizers, self._model)
 
-    def _notice_parameters(self) -> None:
-        """At the first update, and when a group was added."""
-        num_groups = sum(len(optimizer.param_groups) for optimizer in self._optimizers)
-        if num_groups != self._num_groups:
-            self._num_groups = num_groups
-            self._trained = objective_of(self._optimizers)
-            self._layers = Layers(self._model, [self._trained])
-            self._is_host = all(p.is_cpu for p in self._trained.parameters)
-            self._parameters = {
-                id(optimizer): [p for group in optimizer.param_groups for p in group["params"]]
-                for optimizer in self._optimizers
-            }
-
-    def _before_step(self, *call: Any) -> None:
-        try:
-            self._before(*call)
-        except Exception as error:
-            self._give_up(error)
-
-    def _after_step(self, *call: Any) -> None:
-        try:
-            self._after(*call)
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
+    def _safely(self, measure: Callable[..., None], call: Sequence[Any]) -> None:
         """A hook that raises would end somebody's training."""
-        self.remove()
-        self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
+        try:
+            measure(*call)
+        except Exception as error:
+            self.remove()
+            self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Most updates of a fast loop come by here and only have their rate noted: what is not wanted is not asked."""
         if optimizer is self._optimizers[0]:
-            number = self._run.num_updates
+            number = self._run.axis.updates.num_updates
             self._norms, is_first = [], number < FIRST
             if number == FIRST:  # what was spent on the first ones is forgiven
                 self._norm, self._table = TimeBudget(self._share), TimeBudget(self._share)
             is_due = self._every > 0 and (number % self._every == 0 or (is_first and number < self._every))
-            self._measures = is_due and (is_first or self._table.is_affordable())
-            self._wants_norm = self._measures or is_first or not self._is_host or self._norm.is_affordable()
+            self._wants_table = is_due and (is_first or self._table.is_affordable())
+            self._wants_norm = self._wants_table or is_first or not self._is_host or self._norm.is_affordable()
             if self._wants_norm:
-                self._notice_parameters()
-            if self._measures and self._layers is not None and self._trained is not None:
+                num_groups = sum(len(optimizer.param_groups) for optimizer in self._optimizers)
+                if num_groups != self._num_groups:
+                    self._num_groups = num_groups
+                    self._trained = objective_of(self._optimizers)
+                    self._layers = Layers(self._model, [self._trained])
+                    self._is_host = all(p.is_cpu for p in self._trained.parameters)
+                    self._parameters = {
+                        id(optimizer): [p for group in optimizer.param_groups for p in group["params"]]
+                        for optimizer in self._optimizers
+                    }
+            if self._wants_table and self._layers is not None and self._trained is not None:
                 begun = time.perf_counter()
                 self._layers.begin([self._trained], None)
                 self._table.spent(begun)
@@ -176,11 +164,17 @@ class Watch:
             norms = torch.cat([some.to(self._norms[0].device) for some in self._norms])
             norm = torch.linalg.vector_norm(norms)
             update.values["norm"] = norm if is_away(norm) else norm.item()
-            if self._measures:
+            if self._wants_table and (layers := self._layers) is not None:
                 begun = time.perf_counter()
-                update.tables = self._measured(norms)
+                try:
+                    layers.end({OBJECTIVE: norms})
+                    update.tables = {"tensors": Layered(layers.names, {**layers.measured, **layers.fixed})}
+                except Exception as error:  # an optimizer with a state of its own kind, sharded tensors
+                    self._every = 0
+                    said = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+                    self._run.tell(f"norms per tensor are left out: {said}")
                 self._table.spent(begun)
-        self._run.update_taken(update)
+        self._run.axis.updates.add(update)
 
     def _take_norms(self, optimizer: torch.optim.Optimizer) -> None:
         begun = time.perf_counter()
@@ -191,16 +185,6 @@ class Watch:
                 norms = gradient_norms(gradients, gradients[0].device)
                 self._norms.append(norms if scale is None else norms / scale)
         self._norm.spent(begun)
-
-    def _measured(self, norms: Tensor) -> dict[str, Layered]:
-        assert self._layers is not None
-        try:
-            self._layers.end({LOSSES: norms})
-        except Exception as error:  # an optimizer with a state of its own kind, sharded tensors: the loop is worth more
-            self._every = 0
-            self._run.tell(f"norms per tensor are left out: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
-            return {}
-        return {"tensors": Layered(self._layers.names, {**self._layers.measured, **self._layers.fixed})}
 
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -222,18 +206,16 @@ def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 def describe_start(run: OwnRun, model: nn.Module) -> None:
     """What the weights were, while they still are; what there is to train."""
     parameters = list(model.parameters())
-    if not run.num_updates and parameters:
+    if not run.axis.updates.num_updates and parameters:
         run.keep("init.json", checksums(model))
     device = parameters[0].device if parameters else torch.device("cpu")
-    is_cuda = device.type == "cuda"
     group = torch.distributed
-    is_shared = group.is_available() and group.is_initialized()
     run.derive(
         parameters=sum(p.numel() for p in parameters),
         trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        device=torch.cuda.get_device_name(device) if is_cuda else str(device),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         dtype=str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
-        num_ranks=group.get_world_size() if is_shared else 1,
+        num_ranks=group.get_world_size() if group.is_available() and group.is_initialized() else 1,
         threads=torch.get_num_threads(),
     )
 
@@ -248,8 +230,6 @@ def describe_optimizers(run: OwnRun, optimizers: Sequence[torch.optim.Optimizer]
     run.add_config({f"optimizer.{key}": (value, _KEPT[key]) for key, value in found.items()})
     # A loop with several optimizers may have a guard for each: what one of them trains is not left out.
     run.trained |= {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in run.trained]
-    run.derive(left_out=left_out)
-    seed = torch_seed()
-    if seed is not None:
-        run.found_seed(seed)
+    run.derive(left_out=[name for name, p in model.named_parameters() if p.requires_grad and id(p) not in run.trained])
+    if (seed := torch_seed()) is not None:
+        run.out.do(Record.update, seed=seed)

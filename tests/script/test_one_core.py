@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # In the shape of nanoGPT's train.py: a model, get_batch, accumulation, clipping, a GradScaler, one loop.
 SCRIPT = """
+from __future__ import annotations
 import math, sys
+from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -39,10 +41,16 @@ class Block(nn.Module):
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
         return x + self.mlp(x)
 
+@dataclass
+class Config:
+    vocab: int = 17
+    n_embd: int = 16
+
 class Gpt(nn.Module):
-    def __init__(self, vocab=17, n_embd=16):
+    def __init__(self, config=Config()):
         super().__init__()
-        self.wte, self.block, self.head = nn.Embedding(vocab, n_embd), Block(n_embd), nn.Linear(n_embd, vocab)
+        self.wte, self.block = nn.Embedding(config.vocab, config.n_embd), Block(config.n_embd)
+        self.head = nn.Linear(config.n_embd, config.vocab)
     def forward(self, idx, weights=None):
         logits = self.head(self.block(self.wte(idx[:, :-1])))
         losses = F.cross_entropy(logits.float().flatten(0, 1), idx[:, 1:].flatten(), reduction="none")

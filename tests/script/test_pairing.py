@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rung.script.pairing import Pairing, Update
+from rung.script.step_axis import Pairing, Update
 
 
 def play(num_updates: int, every: int, row_first: bool, first: int, stride: int = 1) -> dict[int, int]:

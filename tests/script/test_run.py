@@ -375,7 +375,7 @@ def test_nothing_that_is_passed_raises(start: Start) -> None:
 
 
 def test_a_device_that_failed_does_not_hide_how_the_run_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rung.script.async_scalars import AsyncScalars
+    from rung.script.step_axis import AsyncScalars
 
     def fail(self: AsyncScalars, wait: bool = False) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -179,12 +179,11 @@ def test_what_cannot_be_watched_is_told(start: Start, optimizer: Any, capsys: py
     assert "takes an optimizer of torch" in capsys.readouterr().err
 
 
-def test_an_optimizer_whose_state_is_odd_does_not_end_training(start: Start) -> None:
+def test_an_optimizer_whose_state_is_odd_does_not_end_training(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
     model, optimizer = built()
     run.watch(model, optimizer)
-    run._watches[0]._layers = None
-    run._watches[0]._notice_parameters = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    monkeypatch.setattr("rung.script.watch.Layers", lambda *of: 1 / 0)
     loss_of(model, 0).backward()
     optimizer.step()
     optimizer.step()
