@@ -165,7 +165,7 @@ def train_to_end(
             outcome = Outcome("stopped", "interrupted twice", signal.SIGINT)
         elif isinstance(error, OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise UserError(
-                f"out of memory at step {setup.state.progress.step}: {str(error).splitlines()[0][:160]}; lower "
+                f"out of memory at step {setup.state.progress.step}: {' '.join(str(error).split())[:160]}; lower "
                 f"data.batch_size={setup.cfg.data.batch_size} (and raise optimizer.gradient_accumulation_steps), or "
                 "take a smaller model or context",
                 code="out-of-memory",

@@ -171,7 +171,7 @@ class Watch:
                     update.tables = {"tensors": Layered(layers.names, {**layers.measured, **layers.fixed})}
                 except Exception as error:  # an optimizer with a state of its own kind, sharded tensors
                     self._every = 0
-                    said = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+                    said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                     self._run.tell(f"norms per tensor are left out: {said}")
                 self._table.spent(begun)
         self._run.axis.updates.add(update)

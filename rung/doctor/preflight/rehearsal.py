@@ -84,7 +84,7 @@ def rehearse(context: CheckContext) -> Iterator[Result]:
         if not is_memory:
             raise
         rows = setup.cfg.data.batch_size
-        seen = f"out of memory with data.batch_size={rows}: {str(error).splitlines()[0][:120]}"
+        seen = f"out of memory with data.batch_size={rows}: {' '.join(str(error).split())[:120]}"
         remedy = (
             f"set data.batch_size={max(1, rows // 2)} optimizer.gradient_accumulation_steps="
             f"{2 * setup.cfg.optimizer.gradient_accumulation_steps}: the same step in smaller parts"
