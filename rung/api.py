@@ -73,6 +73,7 @@ def train(
     """
     from rung.engine.build import build
     from rung.engine.fingerprints import checksums
+    from rung.engine.loop import StopRequest
     from rung.progress import patience
     from rung.runs.maintenance.tags import check_tag
     from rung.runs.record import Record, check_name
@@ -106,33 +107,34 @@ def train(
     with patience(slow) if display else contextlib.nullcontext():
         setup = build(resolved.config, resolved.recipe_class, root)
         checked = check_before(setup, resolved.recipe) if check else []
-    record = None
-    if setup.world.is_first:
-        record = Record.create(
-            root,
-            series,
-            recipe=resolved.recipe,
-            preset=resolved.preset,
-            command=sys.argv,
-            seed=setup.cfg.seed,
-            config=resolved.config.tree(),
-            sources=resolved.config.sources,
-            derived=setup.derived,
-            data=setup.data,
-            definitions=setup.definitions(),
-            initial_weights=checksums(setup.state.model),
-            parent=before.id if before else None,
-            parent_uid=before.document.get("uid") if before else None,
-            why=why,
-            tags=tuple(tags),
-            code_root=Path.cwd(),
-            sweep=None if sweep is None else dict(sweep),
-        )
-        if checked:
-            record.event("check", results=[result.to_dict() for result in checked])
-        followers.follow(record)
-    opening = [] if record is None else header(record.id, resolved, setup, why, checked)
-    return train_to_end(setup, record, opening, followers, _display(display))
+    with StopRequest() as asked:
+        record = None
+        if setup.world.is_first:
+            record = Record.create(
+                root,
+                series,
+                recipe=resolved.recipe,
+                preset=resolved.preset,
+                command=sys.argv,
+                seed=setup.cfg.seed,
+                config=resolved.config.tree(),
+                sources=resolved.config.sources,
+                derived=setup.derived,
+                data=setup.data,
+                definitions=setup.definitions(),
+                initial_weights=checksums(setup.state.model),
+                parent=before.id if before else None,
+                parent_uid=before.document.get("uid") if before else None,
+                why=why,
+                tags=tuple(tags),
+                code_root=Path.cwd(),
+                sweep=None if sweep is None else dict(sweep),
+            )
+            if checked:
+                record.event("check", results=[result.to_dict() for result in checked])
+            followers.follow(record)
+        opening = [] if record is None else header(record.id, resolved, setup, why, checked)
+        return train_to_end(setup, record, opening, followers, _display(display), asked)
 
 
 def resume(
@@ -152,6 +154,7 @@ def resume(
     """
     from rung.engine.build import build, restore
     from rung.engine.checkpoint import Checkpoints
+    from rung.engine.loop import StopRequest
     from rung.runs.record import Record
     from rung.training import Followers, train_to_end
 
@@ -185,18 +188,19 @@ def resume(
         )
     setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
     restore(setup, saves.at(step), evaluated={row["step"] for row in found.evals()})
-    record = None
-    opening = [f"{found.id} resumes at step {step}", *setup.chosen]
-    if setup.world.is_first:
-        record = Record.reopen(found.path, command=sys.argv)
-        saves.sweep()
-        aside = saves.set_aside(after=step)
-        given = [overrides] if isinstance(overrides, str) else list(overrides)
-        record.event("resume", step=step, overrides=given, set_aside=aside)
-        if aside:
-            opening.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
-        followers.follow(record)
-    return train_to_end(setup, record, opening, followers, _display(display))
+    with StopRequest() as asked:
+        record = None
+        opening = [f"{found.id} resumes at step {step}", *setup.chosen]
+        if setup.world.is_first:
+            record = Record.reopen(found.path, command=sys.argv)
+            saves.sweep()
+            aside = saves.set_aside(after=step)
+            given = [overrides] if isinstance(overrides, str) else list(overrides)
+            record.event("resume", step=step, overrides=given, set_aside=aside)
+            if aside:
+                opening.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
+            followers.follow(record)
+        return train_to_end(setup, record, opening, followers, _display(display), asked)
 
 
 def evaluate(

@@ -25,9 +25,10 @@ from rung.units import Budget
 REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
-def key(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A key: its default, its one documented line (meaning, unit, effect of special values), its range."""
-    metadata = {"doc": doc, "low": low, "high": high}
+def key(default: Any, doc: str, *, low: float | None = None, high: float | None = None, alias: str = "") -> Any:
+    """A key: its default, its one documented line (meaning, unit, effect of special values), its range. `alias`: what
+    other trainers call it in the same section; read as this key, and reported."""
+    metadata = {"doc": doc, "low": low, "high": high, "alias": alias}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -50,6 +51,7 @@ class Key:
     low: float | None = None
     high: float | None = None
     is_late: bool = False  # see section
+    alias: str = ""  # dotted; another name that is read as this one
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,13 @@ class Layer:
 class Config:
     """The resolved tree of a run. `view(owner)` gives an owner its typed, read-recording part."""
 
-    def __init__(self, schema: Schema, values: dict[str, Any], sources: dict[str, str]) -> None:
+    def __init__(
+        self, schema: Schema, values: dict[str, Any], sources: dict[str, str], aliased: Mapping[str, str] = {}
+    ) -> None:
         self.schema = schema
         self.values = values
         self.sources = sources
+        self.aliased = dict(aliased)  # key -> the other name under which it was set
         self.reads: set[str] = set()
 
     def view(self, owner: str) -> Any:
@@ -91,19 +96,30 @@ class Schema:
         self.help_verb = help_verb
         self.keys: dict[str, Key] = {}
         self.sections: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}
         for kind in owners.values():
             for found in _walk(kind, "", self.sections):
                 assert found.name not in self.keys, f"{found.name} is declared twice"
                 self.keys[found.name] = found
+                if found.alias:
+                    self.aliases[found.alias] = found.name
 
     def resolve(self, layers: Sequence[Layer]) -> Config:
         """Lays the layers over the defaults and checks everything; raises ConfigError with all that is wrong."""
         raw = {name: found.default for name, found in self.keys.items()}
         sources = dict.fromkeys(raw, "default")
         wrong: list[str] = []
+        aliased: dict[str, str] = {}
         for layer in layers:
-            for name, value in self._leaves(layer.tree, "", layer.source, wrong):
+            given: dict[str, str] = {}  # key -> what this layer calls it
+            for written, value in self._leaves(layer.tree, "", layer.source, wrong):
+                name = self.aliases.get(written, written)
+                if name in given:
+                    message = f"{name} is given twice, as {given[name]} and as {written}; keep one of them"
+                    raise ConfigError(message, code="options-conflict")
+                given[name] = written
                 raw[name], sources[name] = value, layer.source
+            aliased |= given
         code = "no-key" if wrong else "bad-value"
         values: dict[str, Any] = {}
         refused: dict[str, str] = {}
@@ -126,12 +142,12 @@ class Schema:
                 wrong += _rules(_build(owner, "", values, None))
         if wrong:
             raise ConfigError("\n".join(wrong), code=code)
-        return Config(self, values, sources)
+        return Config(self, values, sources, {name: alias for name, alias in aliased.items() if name != alias})
 
     def _leaves(self, tree: Mapping[str, Any], prefix: str, source: str, wrong: list[str]) -> Iterator[tuple[str, Any]]:
         for part, value in tree.items():
             name = f"{prefix}{part}"
-            if name in self.keys:
+            if name in self.keys or name in self.aliases:
                 yield name, value
             elif name in self.sections:
                 if isinstance(value, Mapping):
@@ -241,7 +257,8 @@ def _walk(kind: type, prefix: str, sections: dict[str, str], is_late: bool = Fal
         else:
             assert "doc" in f.metadata, f"{name} has no documented line; declare it with rung.config.key"
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            yield Key(name, hint, default, f.metadata["doc"], f.metadata["low"], f.metadata["high"], is_late)
+            alias = f"{prefix}{f.metadata['alias']}" if f.metadata["alias"] else ""
+            yield Key(name, hint, default, f.metadata["doc"], f.metadata["low"], f.metadata["high"], is_late, alias)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from rung.units import count, duration
 if TYPE_CHECKING:
     from rung.doctor.preflight.result import Result
     from rung.engine.build import Setup
-    from rung.engine.loop import Outcome
+    from rung.engine.loop import Outcome, StopRequest
     from rung.remote.upload import Uploader
     from rung.resolve import Resolved
     from rung.runs.record import Record
@@ -117,6 +117,16 @@ def header(run_id: str, resolved: Resolved, setup: Setup, why: str | None, check
         changed = differences(resolved.parent.config(), resolved.config.tree())
         what = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items()) or "nothing in the config"
         lines.append(f"from {resolved.parent.id}: {what}")
+        values = resolved.config.values
+        family = [f"lr.{name}" for name in ("warmup_start_lr", "min_lr") if values[f"lr.{name}"]]
+        left = [name for name in family if name not in changed]
+        old, new = changed.get("lr.learning_rate") or (None, None)
+        if old and new and left:
+            lines.append(
+                f"note: lr.learning_rate is {new / old:g} times what it was, and {' and '.join(left)} did not follow; "
+                f"to scale all of them, set lr.scale={values['lr.scale'] * new / old:g} instead"
+            )
+    lines += [f"{alias} is read as {name}" for name, alias in resolved.config.aliased.items()]
     if why:
         lines.append(f'why: "{" ".join(why.split())}"')
     lines += setup.chosen
@@ -129,9 +139,18 @@ def header(run_id: str, resolved: Resolved, setup: Setup, why: str | None, check
 
 
 def train_to_end(
-    setup: Setup, record: Record | None, opening: Sequence[str], followers: Followers, make_display: MakeDisplay
+    setup: Setup,
+    record: Record | None,
+    opening: Sequence[str],
+    followers: Followers,
+    make_display: MakeDisplay,
+    asked: StopRequest,
 ) -> Run:
-    """Trains with a display and ends the record with what became of it. Only the first rank has a record."""
+    """Trains with a display and ends the record with what became of it. Only the first rank has a record.
+
+    asked: entered before the record was made and left when it is complete, so that no signal between the two leaves a
+    run behind that nobody ended.
+    """
     from torch import OutOfMemoryError
 
     from rung.doctor.live import live_doctor
@@ -152,7 +171,7 @@ def train_to_end(
             baselines = {name: stream.baselines for name, stream in setup.streams.items()}
             show = make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
             show.say("\n  ".join([*opening, *followers.lines()]))
-        outcome = fit(setup, record, show, None if record is None else live_doctor(record.path))
+        outcome = fit(setup, record, show, None if record is None else live_doctor(record.path), asked)
     except UserError as error:  # a full disk, say: the run can continue once it is fixed
         outcome = Outcome("stopped", str(error))
         raise
@@ -183,6 +202,7 @@ def train_to_end(
             except UserError:  # the disk is full, say: that must not hide why the run ended
                 if not is_failing:
                     raise
+            asked.restore()  # Ctrl-C now ends the waiting
             followers.wait()
     if record is None:
         return Run(Path(run_path), {"id": run_id, "status": outcome.status, "reason": outcome.reason})

@@ -188,6 +188,66 @@ def test_a_stop_is_a_status_and_the_run_goes_on(words: list[str], trained: rung.
     assert learned(done)["loss"] == learned(trained)["loss"]
 
 
+class Listening(Stopping):
+    def step(self, step: int, row: Mapping[str, float]) -> None: ...
+
+
+def test_one_key_scales_the_rates_and_a_rate_left_behind_is_named(tmp_path: Path) -> None:
+    def train(**given: Any) -> tuple[rung.Run, str]:
+        heard = Listening()
+        run = rung.train(**given, runs=tmp_path, check=False, display=lambda *what: heard)
+        return run, "\n".join(heard.said)
+
+    def rates(run: rung.Run) -> list[Any]:
+        return [rate for rate in run.metrics(["lr"])["lr"] if rate is not None]  # a row of an eval has none
+
+    family = {"lr.init_lr": 1e-3, "lr.warmup_steps": 2, "lr.min_lr": 1e-4, "lr.warmup_start_lr": 1e-5}
+    keys = {name: value for name, value in TOY.items() if name != "lr.warmup_iters"}
+    first, said = train(recipe=Toy, config=keys | family)
+    assert (first.config()["lr"]["learning_rate"], first.config()["lr"]["warmup_iters"]) == (1e-3, "2")
+    assert "lr.init_lr is read as lr.learning_rate" in said
+    doubled, said = train(recipe=None, parent=first, overrides="lr.scale=2")
+    assert rates(doubled) == pytest.approx([2 * rate for rate in rates(first)], rel=1e-9)
+    assert "note: lr." not in said
+    _, said = train(recipe=None, parent=doubled, overrides="lr.learning_rate=2e-3")
+    assert "lr.warmup_start_lr and lr.min_lr did not follow" in said
+    advised = said.partition("set ")[2].partition(" instead")[0]
+    assert advised == "lr.scale=4"
+    even, said = train(recipe=None, parent=doubled, overrides=advised)
+    assert rates(even) == pytest.approx([4 * rate for rate in rates(first)], rel=1e-9)
+    assert "did not follow" not in said
+
+
+class StoppingOutsideTheLoop(Stopping):
+    """Asks before the first step, or when the last one is done."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def step(self, step: int, row: Mapping[str, float]) -> None: ...
+    def say(self, text: str) -> None:
+        if self.when == "before" and not self.said:
+            signal.raise_signal(signal.SIGTERM)
+        super().say(text)
+
+    def close(self) -> None:
+        if self.when == "after":
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("when", "status", "steps"), [("before", "stopped", [0]), ("after", "finished", [4, 8])])
+def test_no_signal_leaves_a_run_that_nobody_ended(words: list[str], when: str, status: str, steps: list[int]) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    run = rung.train("piano", words, check=False, display=lambda *what: StoppingOutsideTheLoop(when))
+    assert (run.status, [int(name) for name in run.checkpoints()]) == (status, steps)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    if when == "before":
+        again = rung.resume(run, display=lambda *what: StoppingOutsideTheLoop(when))
+        assert (again.status, again.document["last_step"]) == ("stopped", 0)
+        assert rung.resume(run, display=False).status == "finished"
+
+
 def test_a_divergence_is_a_status(tmp_path: Path) -> None:
     keys = {**TOY, "fault": "nan feature", "bad_position": 13, "optimizer.max_iters": 8}
     run = rung.train(Faulty, config=keys, runs=tmp_path, check=False, display=False)

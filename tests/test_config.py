@@ -440,3 +440,29 @@ def test_a_key_without_a_documented_line_is_our_mistake() -> None:
 
     with pytest.raises(AssertionError, match="x has no documented line"):
         Schema({"a": Bare})
+
+
+@dataclass
+class Renamed:
+    rate: float = key(1.0, "A rate; also read as speed.", low=0, alias="speed")
+
+
+@dataclass
+class RenamedOwner:
+    lr: Renamed = section(Renamed, "Rates.")
+
+
+def test_another_name_of_a_key_is_read_as_the_key_and_reported() -> None:
+    schema = Schema({"engine": RenamedOwner})
+    config = schema.resolve([Layer("file a.yaml", {"lr": {"speed": 2}})])
+    assert (config.values, config.sources) == ({"lr.rate": 2.0}, {"lr.rate": "file a.yaml"})
+    assert config.aliased == {"lr.rate": "lr.speed"}
+    later = schema.resolve([Layer("file a.yaml", {"lr": {"speed": 2}}), Layer("command line", {"lr": {"rate": 3}})])
+    assert (later.values, later.aliased) == ({"lr.rate": 3.0}, {})
+    with raises_code("bad-value"):
+        schema.resolve([Layer("file a.yaml", {"lr": {"speed": -1}})])
+
+
+def test_a_key_under_both_its_names_is_refused() -> None:
+    with raises_code("options-conflict"):
+        Schema({"engine": RenamedOwner}).resolve([Layer("command line", {"lr": {"speed": 2, "rate": 2}})])

@@ -357,9 +357,9 @@ def _checkpoint_blocks(objectives: Sequence[Objective]) -> None:
 def _schedule(lr: Lr, rate: Rate) -> Schedule:
     schedule = Schedule(
         shape=lr.schedule if lr.decay_lr else "constant",
-        peak=lr.learning_rate,
-        floor=lr.min_lr,
-        start=lr.warmup_start_lr,
+        peak=lr.learning_rate * lr.scale,
+        floor=lr.min_lr * lr.scale,
+        start=lr.warmup_start_lr * lr.scale,
         warmup_steps=0 if lr.warmup_iters.is_never else rate.steps(lr.warmup_iters) or 0,
         decay_steps=rate.steps(lr.lr_decay_iters) or 0,
         wsd_decay_fraction=lr.wsd_decay_fraction,
@@ -444,7 +444,8 @@ def _explain(setup: Setup, why_device: str) -> None:
         "num_ranks": world.size,
         "threads": torch.get_num_threads(),
     }
-    peak = setup.flops.peak
+    peak, schedule = setup.flops.peak, setup.schedule
+    rates = f", from {schedule.start:g} to {schedule.peak:g} to {schedule.floor:g} (lr.scale={cfg.lr.scale:g})"
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen += [
         f"{device}{f' ({why_device})' if why_device else ''}, ranks {world.size}, "
@@ -453,7 +454,7 @@ def _explain(setup: Setup, why_device: str) -> None:
         f"{rate.rows_per_step} rows a step ({cfg.data.batch_size} x {cfg.optimizer.gradient_accumulation_steps}), "
         f"about {rate.rows_per_step * rate.targets_per_row:.0f} targets; an epoch is "
         f"{rate.epoch_rows / rate.rows_per_step:.1f} steps; {setup.flops.per_row / 1e9:.3g} GFLOP a row",
-        f"{exact}; schedule {setup.schedule.shape} over {setup.schedule.decay_steps} steps",
+        f"{exact}; schedule {schedule.shape} over {schedule.decay_steps} steps{rates if cfg.lr.scale != 1 else ''}",
     ]
     if state.frozen:
         tensors = checkpoint.canonical(state.model)

@@ -63,10 +63,15 @@ class Optimizer:
 
 @dataclass
 class Lr:
-    learning_rate: float = key(1e-3, "Peak learning rate.", low=0)
+    learning_rate: float = key(1e-3, "Peak learning rate; init_lr means the same.", low=0, alias="init_lr")
     min_lr: float = key(0.0, "Learning rate at the end of the decay, and after it.", low=0)
-    warmup_iters: Budget = key("100", "Length of the linear rise to learning_rate; steps, tokens or epochs; 0 = none.")
+    warmup_iters: Budget = key(
+        "100",
+        "Length of the linear rise to learning_rate; steps, tokens or epochs; 0 = none; warmup_steps means the same.",
+        alias="warmup_steps",
+    )
     warmup_start_lr: float = key(0.0, "Learning rate of step 0, where the rise begins.", low=0)
+    scale: float = key(1.0, "Multiplies warmup_start_lr, learning_rate and min_lr, so that none is left behind.", low=0)
     decay_lr: bool = key(True, "Whether the rate falls after the warm-up; false keeps it at learning_rate.")
     lr_decay_iters: Budget = key(
         "${optimizer.max_iters}", "Where the decay ends, counted from step 0; a run may end before."

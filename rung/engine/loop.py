@@ -7,6 +7,7 @@ arrived; the loop decides whether the run continues, and the recorder writes it 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -34,8 +35,17 @@ class Outcome(NamedTuple):
     signal: int = 0  # what stopped it
 
 
-def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None = None) -> Outcome:
-    """Trains until the budget is spent or a signal stops it. Only the first rank has a record."""
+def fit(
+    setup: Setup,
+    record: Record | None,
+    show: Display,
+    watch: Watch | None = None,
+    asked: StopRequest | None = None,
+) -> Outcome:
+    """Trains until the budget is spent or a signal stops it. Only the first rank has a record.
+
+    asked: a stop request that is already listening, so that a signal which came before the first step counts.
+    """
     state, progress = setup.state, setup.state.progress
     clock, guarded, patience = Clock(), setup.stepper.guarded, setup.cfg.eval_patience
     recorder, divergence = Recorder(setup, record, show, clock, watch), DivergenceHandler(setup, record)
@@ -67,7 +77,8 @@ def fit(setup: Setup, record: Record | None, show: Display, watch: Watch | None 
             raise Diverged(step, why, is_broken=True, tensors=names)
         recorder.save(for_good, is_best)
 
-    with StopRequest() as stop, QuietCollector() as collector:
+    listening = StopRequest() if asked is None else contextlib.nullcontext(asked)
+    with listening as stop, QuietCollector() as collector:
         if setup.cfg.checkpoint.initial and progress.step == 0:
             save(for_good=True)
         while True:
@@ -197,8 +208,12 @@ class StopRequest:
             os.write(2, b"\nstopping at the next step, after a save; Ctrl-C again stops at once\n")
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self.restore()
+
+    def restore(self) -> None:
+        """Gives the signals back to whoever had them before."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
 
 class QuietCollector:

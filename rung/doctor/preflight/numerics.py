@@ -24,7 +24,7 @@ HALVES = (torch.float16, torch.bfloat16)
 @check("optimizer dry run", "N5")
 def dry_run(context: CheckContext) -> Result:
     """Steps a copy of every (optimizer, group, dtype) with g = 0 and g = 1e-4."""
-    peak = context.setup.cfg.lr.learning_rate or 1e-3
+    peak = context.setup.schedule.peak or 1e-3
     names = {id(p): name for name, p in context.setup.state.model.named_parameters()}
     broken, tried, not_tried = [], 0, []
     for trained in context.setup.state.objectives:

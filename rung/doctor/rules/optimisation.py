@@ -222,6 +222,8 @@ def batch_changed(history: History) -> Iterator[Finding]:
             for h in (history, parent)
         )
         lr, old = history.number("lr.learning_rate"), parent.number("lr.learning_rate")
+        if history.config.get("lr.scale", 1) != parent.config.get("lr.scale", 1):
+            old = None  # the whole family was scaled
         times = batch / before if before else 0.0
         if lr and old and abs(lr / old - 1) <= 0.01 and times and not 1 / 1.5 < times < 1.5:
             is_plain = str(history.config.get("optimizer.name", "")).startswith("sgd")
