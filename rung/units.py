@@ -115,3 +115,12 @@ def size(num_bytes: float) -> str:
         if num_bytes >= limit:
             return f"{num_bytes / limit:.1f} {suffix}"
     return f"{num_bytes:.0f} B"
+
+
+def percent(share: float) -> str:
+    """0.123 -> '12.3 %'; whole ones without a point."""
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

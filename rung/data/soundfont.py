@@ -1,24 +1,29 @@
 """Reads SoundFont 2 files and plays notes with them, in numpy alone.
 
-Does pitch, loops, volume envelopes and the low-pass filter with its envelope, mono, with the same bytes for the same
-notes on one platform. Leaves out chorus, reverb, vibrato, tremolo, modulators, exclusive classes and pan. Velocity
-changes the loudness and not the timbre, so each key is rendered once and every note of it is cut from that wave.
+Does pitch, loops, volume envelopes and the low-pass filter with its envelope, with the same bytes for the same notes on
+one platform: the notes of one program in mono (`render`), or the channels of a MIDI file in stereo, with their volume,
+expression, pan and pitch bend (`perform`). Leaves out chorus, reverb, vibrato, tremolo, modulators and exclusive
+classes. Velocity changes the loudness and not the timbre, so each key is rendered once and every note of it is cut from
+that wave; only a note during which the bend changes has a wave of its own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from rung.data.midi import DRUM_BANK, Channel, Curve, Performance
 from rung.errors import DataError
 
 Notes = np.ndarray | Mapping[str, np.ndarray]  # anything with columns start, end (s), pitch, velocity
 MEMBER = "pretty_midi/TimGM6mb.sf2"  # where the default font lies in its package
 LONGEST_S = 3600.0  # one hour of sound is 346 MB at 24 kHz; a model that never ends a note should not fill the memory
 SILENT_DB = 90.0  # below the last bit of 16
+RAMP_S = 0.005  # how long a change of volume or pan takes; at once it would click
 FULL_DB = 100.0  # SF2 2.01, 8.1.3: envelope times are those of a change by 100 dB
 
 _RECORDS = {  # SF2 2.01, chapter 7: the tables of a file, each closed by one record that only marks the end
@@ -78,6 +83,8 @@ class Zone:
     cutoff_cents: float  # above 8.176 Hz
     cutoff_sweep_cents: float  # what the filter's envelope adds at its top
     resonance_db: float
+    pan: float = 0.0  # -0.5 left, 0.5 right
+    is_side: bool = False  # one half of a stereo sample: mono takes it with half its gain
 
 
 class SoundFont:
@@ -87,6 +94,7 @@ class SoundFont:
         self.tables = tables
         self.samples = samples
         heads = tables["phdr"][:-1]
+        self._zones: dict[tuple[int, int], list[Zone]] = {}
         self.presets = {(int(h["bank"]), int(h["program"])): _text(h["name"]) for h in heads}
 
     @classmethod
@@ -114,6 +122,8 @@ class SoundFont:
 
     def zones(self, program: int = 0, bank: int = 0) -> list[Zone]:
         """Every zone of a preset: its own zones crossed with those of its instruments, global zones applied."""
+        if (bank, program) in self._zones:
+            return self._zones[bank, program]
         if (bank, program) not in self.presets:
             known = sorted(p for b, p in self.presets if b == bank) or "nothing"
             problem = f"the sound font has no program {program} in bank {bank}"
@@ -129,7 +139,16 @@ class SoundFont:
             for inner in self._bags("i", int(bags[0]), int(bags[1]), _SAMPLE):
                 if (zone := self._zone(outer, inner)) is not None:
                     zones.append(zone)
+        self._zones[bank, program] = zones
         return zones
+
+    def nearest(self, program: int, bank: int) -> tuple[int, int] | None:
+        """The preset, as (program, bank), to play where the font may lack this one; None for drums it has none of.
+
+        Another drum kit is replaced by the first one, another bank by bank 0, another program by program 0.
+        """
+        wishes = [(program, bank), (0, bank)] if bank == DRUM_BANK else [(program, bank), (program, 0), (0, 0)]
+        return next((wish for wish in wishes if wish[::-1] in self.presets), None)
 
     def _bags(self, level: str, first: int, last: int, target: int) -> list[dict[int, int]]:
         """The generators of each zone that names a target; a first one that names none is global: their default."""
@@ -168,14 +187,16 @@ class SoundFont:
             root = int(head["root"]) if head["root"] <= 127 else 60
         # Hardware of the authors' day, and FluidSynth with it, takes 0.4 of a zone's attenuation.
         loss_db = 0.4 * max(value(48), 0) / 10
+        is_side = bool(head["kind"] & _LEFT_OR_RIGHT)
         return Zone(
             keys, velocities, wave, loop, int(head["rate"]), root,
             tune_cents=100.0 * value(51) + value(52) + int(head["correction"]),
             cents_per_key=float(value(56)),
-            gain=10 ** (-loss_db / 20) * (0.5 if head["kind"] & _LEFT_OR_RIGHT else 1.0),
+            gain=10 ** (-loss_db / 20) * (0.5 if is_side else 1.0),
             volume=Envelope.at(33, value), filter=Envelope.at(25, value),
             cutoff_cents=float(value(8)), cutoff_sweep_cents=float(value(11)),
             resonance_db=min(max(value(9), 0), 960) / 10,
+            pan=min(max(value(17), -500), 500) / 1000, is_side=is_side,
         )  # fmt: skip
 
     def _sample(self, head: np.void, given: dict[int, int]) -> tuple[np.ndarray, tuple[int, int] | None]:
@@ -236,24 +257,122 @@ def mix(
             mine = np.flatnonzero((pitch == key) & (velocity >= low) & (velocity <= high))
             if mine.size:
                 gain = zone.gain * (velocity[mine] / 127.0) ** 2  # SF2 2.01, 8.4.1: 40 dB for a tenth of the velocity
-                _play(sound, zone, key, sample_rate, first[mine], held[mine], gain.astype(np.float32))
-    # A release longer than the tail must not end in a click.
-    fade = min(round(min(0.01, tail_s) * sample_rate), len(sound))
-    sound[len(sound) - fade :] *= np.linspace(1, 0, fade, dtype=np.float32)
+                played = _voices(zone, key, sample_rate, first[mine], held[mine], gain.astype(np.float32), len(sound))
+                for at, wave in played:
+                    sound[at : at + len(wave)] += wave
+    _fade(sound, tail_s, sample_rate)
     return sound
 
 
-def _play(
-    sound: np.ndarray, zone: Zone, key: int, sample_rate: int, first: np.ndarray, held: np.ndarray, gain: np.ndarray
-) -> None:
-    """Adds all notes of one key: what is held under the zone's envelope, then the release from the level reached."""
+def _fade(sound: np.ndarray, tail_s: float, sample_rate: int) -> None:
+    """A release longer than the tail must not end in a click."""
+    fade = min(round(min(0.01, tail_s) * sample_rate), sound.shape[-1])
+    sound[..., sound.shape[-1] - fade :] *= np.linspace(1, 0, fade, dtype=np.float32)
+
+
+def perform(font: SoundFont, performance: Performance, *, sample_rate: int = 24000, tail_s: float = 1.0) -> np.ndarray:
+    """Stereo float32 (samples, 2) of all channels, up to `tail_s` after the last note's end, not normalised.
+
+    Presets that the font lacks are replaced by the nearest; `replaced` counts their notes.
+    """
+    end_s = max((float(columns(channel.notes)[1].max(initial=0.0)) for channel in performance.values()), default=0.0)
+    sound = np.zeros((2, round((end_s + tail_s) * sample_rate)), np.float32)
+    for _, channel in sorted(performance.items()):
+        programs = channel.notes["program"] + 256 * channel.notes["bank"].astype(np.int64)
+        for number in np.unique(programs).tolist():
+            if (preset := font.nearest(number % 256, number // 256)) is not None:
+                _perform(sound, font.zones(*preset), channel, channel.notes[programs == number], sample_rate)
+    _fade(sound, tail_s, sample_rate)
+    return np.ascontiguousarray(sound.T)
+
+
+def replaced(font: SoundFont, performance: Performance) -> Counter[tuple[int, int]]:
+    """By (program, bank) that the font lacks, how many notes `perform` plays with another one, or leaves out."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for channel in performance.values():
+        counts.update(zip(channel.notes["program"].tolist(), channel.notes["bank"].tolist()))
+    return Counter({wish: num for wish, num in counts.items() if font.nearest(*wish) != wish})
+
+
+def _perform(sound: np.ndarray, zones: list[Zone], channel: Channel, notes: np.ndarray, sample_rate: int) -> None:
+    """Adds the notes of one program to left and right."""
+    start, end, pitch, velocity = columns(notes)
+    first = np.rint(start * sample_rate).astype(np.int64)
+    held = np.maximum(np.rint(end * sample_rate).astype(np.int64) - first, 1)
+    # Volume and expression in one: 40 log10(v / 127) dB each. Pan: 0 and 1 are left, 64 the middle, 127 right.
+    changes, (volume, expression, pan) = _merged(sample_rate, channel.volume, channel.expression, channel.pan)
+    level = (np.clip(volume, 0, 127) * np.clip(expression, 0, 127) / 127.0**2) ** 2
+    place = (np.clip(pan, 1, 127) - 1) / 126
+    bend_at, (bend,) = _merged(sample_rate, channel.bend)
+    ramp = max(round(RAMP_S * sample_rate), 1)
+    for key in np.unique(pitch).tolist():
+        for zone in zones:
+            low, high = zone.velocities
+            mine = np.flatnonzero((pitch == key) & (velocity >= low) & (velocity <= high))
+            if not zone.keys[0] <= key <= zone.keys[1] or not mine.size:
+                continue
+            gain = (zone.gain * (2 if zone.is_side else 1) * (velocity[mine] / 127.0) ** 2).astype(np.float32)
+            angle = np.clip(place + zone.pan, 0, 1) * (np.pi / 2)  # equal power: the middle is 3 dB down on both sides
+            sides = (np.cos(angle) * level).astype(np.float32), (np.sin(angle) * level).astype(np.float32)
+            # How a note is bent; one whose bend changes before its release is over goes alone.
+            until = np.minimum(first[mine] + held[mine] + _num_release(zone, sample_rate), sound.shape[1])
+            begin, stop = (np.searchsorted(bend_at, at, side="right") - 1 for at in (first[mine], until - 1))
+            begin, stop = np.maximum(begin, 0), np.maximum(stop, 0)
+            is_steady = begin == stop
+            groups: list[tuple[np.ndarray, float | np.ndarray]] = [
+                (np.flatnonzero(is_steady & (bend[begin] == value)), float(value))
+                for value in np.unique(bend[begin[is_steady]])
+            ]
+            for which in np.flatnonzero(~is_steady):
+                edges = np.clip([*bend_at[begin[which] + 1 : stop[which] + 1], until[which]], first[mine[which]], None)
+                lengths = np.diff(edges, prepend=first[mine[which]])
+                curve = np.repeat(bend[begin[which] : stop[which] + 1], lengths.astype(np.int64))
+                groups.append((np.array([which]), curve))
+            for group, bends in groups:
+                some = mine[group]
+                played = _voices(zone, key, sample_rate, first[some], held[some], gain[group], sound.shape[1], bends)
+                for at, wave in played:
+                    num = len(wave)
+                    # The level of each side, a number where nothing changes. A ramp ends where the change is due, so
+                    # that a note which starts there has the new level at once.
+                    now, last = np.searchsorted(changes, (at, at + num + ramp), side="right") - 1
+                    now = max(now, 0)
+                    for side, levels in zip(sound, sides):
+                        if now >= last:
+                            side[at : at + num] += wave * levels[now]
+                            continue
+                        due = changes[now + 1 : last + 1] - at
+                        since = np.maximum(due - ramp, np.append(-ramp, due[:-1]))
+                        points = np.stack([since, due], 1).ravel()
+                        steps = np.stack([levels[now:last], levels[now + 1 : last + 1]], 1).ravel()
+                        side[at : at + num] += wave * np.interp(np.arange(num), points, steps).astype(np.float32)
+
+
+def _merged(sample_rate: int, *curves: Curve) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The samples at which any of the curves changes, and the value of each from there on."""
+    at = np.unique(np.concatenate([np.rint(curve.times * sample_rate) for curve in curves])).astype(np.int64)
+    found = []
+    for curve in curves:  # of changes within one sample the last counts
+        found.append(Curve(np.rint(curve.times * sample_rate), curve.values).at(at))
+    return at, found
+
+
+def _voices(
+    zone: Zone, key: int, sample_rate: int, first: np.ndarray, held: np.ndarray, gain: np.ndarray, num_samples: int,
+    bend: float | np.ndarray = 0.0,
+) -> Iterator[tuple[int, np.ndarray]]:  # fmt: skip
+    """All notes of one key, two waves each: what is held under the zone's envelope, the release from the level reached.
+
+    Yields where a wave begins and its samples, none beyond `num_samples`. `bend` is in semitones, one for all or, of a
+    single note, one for each sample.
+    """
     v = zone.volume
-    times = np.arange(round(v.release * SILENT_DB / FULL_DB * sample_rate) + 1) / sample_rate
+    times = np.arange(_num_release(zone, sample_rate)) / sample_rate
     release = _decibels(times * (FULL_DB / v.release))
-    longest = int(np.minimum(held + len(release), len(sound) - first).max())
+    longest = int(np.minimum(held + len(release), num_samples - first).max())
     if v.fall * FULL_DB >= SILENT_DB:  # it dies away by itself
         longest = min(longest, int((v.delay + v.attack + v.hold + v.decay * SILENT_DB / FULL_DB) * sample_rate) + 1)
-    raw = _low_pass(_resample(zone, key, longest, sample_rate), zone, sample_rate)
+    raw = _low_pass(_resample(zone, key, longest, sample_rate, bend), zone, sample_rate)
     # The level while held: silent, a straight rise, full, then a straight fall in decibels.
     since_top = np.arange(len(raw), dtype=np.float32) / np.float32(sample_rate) - np.float32(
         v.delay + v.attack + v.hold
@@ -263,27 +382,37 @@ def _play(
     level[: len(early)] *= np.clip((early - v.delay) / v.attack, 0, 1).astype(np.float32)
     under = raw * level
     for at, num_held, loud in zip(first.tolist(), held.tolist(), gain):
-        num = min(num_held, len(raw), len(sound) - at)
-        sound[at : at + num] += under[:num] * loud
+        num = min(num_held, len(raw), num_samples - at)
+        yield at, under[:num] * loud
         at += num
-        tail = min(len(release), len(raw) - num, len(sound) - at)
+        tail = min(len(release), len(raw) - num, num_samples - at)
         if tail > 0:
-            sound[at : at + tail] += raw[num : num + tail] * (release[:tail] * (loud * level[num - 1]))
+            yield at, raw[num : num + tail] * (release[:tail] * (loud * level[num - 1]))
 
 
-def _resample(zone: Zone, key: int, num: int, sample_rate: int) -> np.ndarray:
+def _num_release(zone: Zone, sample_rate: int) -> int:
+    """Samples until a release is not heard any more."""
+    return round(zone.volume.release * SILENT_DB / FULL_DB * sample_rate) + 1
+
+
+def _resample(zone: Zone, key: int, num: int, sample_rate: int, bend: float | np.ndarray = 0.0) -> np.ndarray:
     """`num` samples of a key at the wanted rate, fewer where an unlooped sample ends; cubic Hermite in between."""
-    cents = (key - zone.root) * zone.cents_per_key + zone.tune_cents
-    step = zone.rate / sample_rate * 2.0 ** (min(max(cents, -15000), 15000) / 1200)  # beyond, the file is nonsense
+    cents = np.clip((key - zone.root) * zone.cents_per_key + zone.tune_cents + 100 * bend, -15000, 15000)
+    step = zone.rate / sample_rate * 2.0 ** (cents / 1200)  # beyond, the file is nonsense
     wave = zone.wave
     if zone.loop is None:
-        num = min(num, int((len(wave) - 1) / step) + 1)
+        num = min(num, int((len(wave) - 1) / np.min(step)) + 1)
         table = np.concatenate([wave[:1], wave, np.zeros(3, np.float32)])
     else:
         begin, end = zone.loop
         table = np.concatenate([wave[:1], wave[:end], np.resize(wave[begin:end], 3)])
-    place = np.arange(num) * step
-    if zone.loop is not None and num * step >= end + 1:
+    if isinstance(bend, np.ndarray):  # a bend that changes: the steps add up
+        place = np.append(0.0, np.cumsum(step[: num - 1]))
+        if zone.loop is None:
+            place = place[place <= len(wave) - 1]
+    else:
+        place = np.arange(num) * step
+    if zone.loop is not None and len(place) and place[-1] >= end + 1:
         # Folded one sample late: the neighbour on the left then also comes from inside the loop.
         past = place[int(np.searchsorted(place, end + 1)) :]
         past[:] = begin + 1 + (past - (begin + 1)) % (end - begin)

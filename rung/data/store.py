@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -263,6 +264,27 @@ def swap(new: Path, out: Path) -> None:
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def write_report(out: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a folder of a report.json and what belongs to it, whole or not at all, in place of an older one."""
+    if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(
+            f"{out} is not a report of rung (it has no report.json) and is left alone; move it away",
+            code="folder-exists",
+        )
+    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        for name, data in files.items():
+            (beside / name).write_bytes(data)
+        swap(beside, out)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {out}: {error.strerror}; free some space or choose another place", code="cannot-write"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def check_free(out: Path, replace: bool) -> None:

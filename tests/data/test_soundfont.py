@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data import soundfont
-from rung.data.soundfont import SoundFont, mix, render
+from rung.data.midi import PLAYED, Channel, Curve
+from rung.data.soundfont import SoundFont, mix, perform, render, replaced
 from rung.errors import DataError
 from tests.errors import raises_code
 
@@ -245,6 +246,169 @@ def test_plain_columns_and_no_notes() -> None:
 def test_notes_that_cannot_be_played(row: tuple[float, float, int, int]) -> None:
     with pytest.raises(DataError):
         render(font({53: 0}), notes(row))
+
+
+# Channels in stereo --------------------------------------------------------------------------------------------------
+
+
+def channel(
+    *rows: tuple[float, float, int, int],
+    program: int = 0,
+    bank: int = 0,
+    volume: list[tuple[float, float]] | None = None,
+    expression: list[tuple[float, float]] | None = None,
+    pan: list[tuple[float, float]] | None = None,
+    bend: list[tuple[float, float]] | None = None,
+) -> Channel:
+    """Notes of one program; controllers as lists of (time, value)."""
+    played = np.array([(*row, program, bank) for row in rows], PLAYED)
+    given_curves = {"volume": volume or [(0, 127)], "expression": expression, "pan": pan, "bend": bend}
+    return Channel(played, **{name: Curve.of(*points) for name, points in given_curves.items() if points})
+
+
+def decibels(a: np.ndarray, b: np.ndarray) -> float:
+    return float(10 * np.log10(energy(a) / energy(b)))
+
+
+A4_FONT = {**SUSTAINED, 52: -4, 53: 0}  # four cents flat: 219.99 Hz at the root, 439.98 Hz an octave higher
+LONG = (0.0, 2.0, 81, 127)
+MIDDLE = slice(2400, 45600)  # of a note of two seconds, without its ends
+
+
+@pytest.mark.parametrize(("semitones", "hz"), [(0, 440.0), (2, 493.88), (1, 466.16), (-12, 220.0)])
+def test_bent_notes_have_the_frequency_of_the_bend(semitones: float, hz: float) -> None:
+    sound = perform(font(A4_FONT), {0: channel(LONG, bend=[(0, semitones)])})
+    assert peak_hz(sound[MIDDLE, 0], 24000) == pytest.approx(hz, rel=2e-4)
+    later = perform(font(A4_FONT), {0: channel(LONG, bend=[(0, 0), (1, semitones)])})
+    assert peak_hz(later[2400:24000, 0], 24000) == pytest.approx(440, rel=4e-4)
+    assert peak_hz(later[24000:45600, 0], 24000) == pytest.approx(hz, rel=4e-4)
+
+
+def test_a_bend_is_the_integral_of_the_frequency() -> None:
+    times = np.arange(0, 2, 0.02)
+    semitones = 2 * np.sin(5 * times)
+    sound = perform(font({**SUSTAINED, 53: 0}), {0: channel((0, 2, ROOT, 127), bend=[*zip(times, semitones)])})
+    hz = SINE_HZ * 2 ** (np.repeat(semitones, 480) / 12)
+    want = 0.5 * np.sin(2 * np.pi * np.append(0, np.cumsum(hz / 24000)[:-1])) * np.cos(np.pi / 4)
+    assert np.abs(sound[100:47000, 0] - want[100:47000]).max() < 1e-3
+
+
+def test_an_unlooped_sample_under_a_bend_ends_when_it_is_over() -> None:
+    """Two octaves up from its middle: 200 samples as they are, the other 200 in a quarter of the time."""
+    row, at = (0.0, 1.0, ROOT, 127), 200 / RATE
+    sound = perform(font({53: 0}), {0: channel(row, bend=[(0, 0), (at, 24)])}, sample_rate=RATE)
+    assert sound[150:245].any()
+    assert not sound[253:].any()
+
+
+def test_steady_channel_is_the_mono_mix_on_both_sides() -> None:
+    rows = ((0.0, 0.6, 60, 90), (0.2, 0.9, 60, 50), (0.25, 1.0, 67, 100))
+    one = font({**SUSTAINED, 53: 0})
+    sound = perform(one, {0: channel(*rows, volume=[(0, 100)])})
+    want = mix(one, notes(*rows)) * (100 / 127) ** 2 * np.sqrt(0.5)
+    assert sound.dtype == np.float32
+    assert sound.shape == (len(want), 2)
+    assert np.allclose(sound, want[:, None], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["volume", "expression"])
+@pytest.mark.parametrize(("value", "db"), [(64, -11.9), (32, -23.95), (127, 0.0)])
+def test_level_of_volume_and_expression(name: str, value: float, db: float) -> None:
+    loud = perform(font(A4_FONT), {0: channel(LONG)})
+    quiet = perform(font(A4_FONT), {0: channel(LONG, **{name: [(0, value)]})})
+    assert decibels(quiet, loud) == pytest.approx(db, abs=0.05)
+    change = perform(font(A4_FONT), {0: channel(LONG, **{name: [(0, 127), (1, value)]})})
+    assert decibels(change[2400:23760], loud[2400:23760]) == pytest.approx(0, abs=0.01)
+    assert decibels(change[24000:45600], loud[24000:45600]) == pytest.approx(db, abs=0.05)
+
+
+def test_a_change_of_volume_does_not_click() -> None:
+    steady = perform(font(A4_FONT), {0: channel(LONG)})
+    for changes in ([(0, 127), (1.0003, 20)], [(0, 127), (1.0003, 20), (1.002, 127), (1.5, 0)]):
+        sound = perform(font(A4_FONT), {0: channel(LONG, volume=changes)})
+        assert np.abs(np.diff(sound[:, 0])).max() < 1.1 * np.abs(np.diff(steady[:, 0])).max()
+    panned = perform(font(A4_FONT), {0: channel(LONG, pan=[(0, 0), (1.0003, 127)])})
+    assert np.abs(np.diff(panned, axis=0)).max() < 1.1 * np.sqrt(2) * np.abs(np.diff(steady[:, 0])).max()
+
+
+def test_a_note_starts_with_what_was_set_at_its_start() -> None:
+    """Not with what held before, gliding."""
+    row = (1.0, 2.0, 81, 127)
+    both = {"volume": [(0, 127), (1.0, 40)], "pan": [(0, 0), (1.0, 127)]}
+    sound = perform(font(A4_FONT), {0: channel(row, **both)})
+    want = perform(font(A4_FONT), {0: channel(row, volume=[(0, 40)], pan=[(0, 127)])})
+    assert np.abs(sound - want).max() < 1e-6
+
+
+@pytest.mark.parametrize(("value", "left_db", "right_db"), [(0, 0, -200), (64, -3.01, -3.01), (127, -200, 0)])
+def test_pan_has_equal_power(value: float, left_db: float, right_db: float) -> None:
+    alone = mix(font(A4_FONT), notes(LONG))
+    sound = perform(font(A4_FONT), {0: channel(LONG, pan=[(0, value)])})
+    for side, db in zip(sound.T, (left_db, right_db)):
+        assert 10 * np.log10(energy(side) / energy(alone) + 1e-20) == pytest.approx(db, abs=0.02 if db > -100 else 100)
+    assert energy(sound) == pytest.approx(energy(alone), rel=1e-3)
+
+
+def test_channels_keep_apart() -> None:
+    low, high = channel((0, 2, 69, 127), pan=[(0, 0)]), channel((0, 2, 88, 127), pan=[(0, 127)])
+    sound = perform(font(A4_FONT), {0: low, 1: high})
+    assert peak_hz(sound[MIDDLE, 0], 24000) == pytest.approx(220, rel=4e-4)
+    assert peak_hz(sound[MIDDLE, 1], 24000) == pytest.approx(659.26, rel=4e-4)
+    for number, one in ((0, low), (1, high)):
+        assert np.abs(sound[:, number] - perform(font(A4_FONT), {5: one})[:, number]).max() < 1e-6
+
+
+def test_stereo_samples_and_zones_keep_their_side() -> None:
+    left, right = sine(scale=0.6), sine(scale=0.2)
+    zones = [{**SUSTAINED, 17: -500, 53: 0}, {**SUSTAINED, 17: 500, 53: 1}]
+    pair = SoundFont.parse(font_bytes(zones, [left, right], kinds=(4, 2)))
+    sound = perform(pair, {0: channel((0, 1, ROOT, 127))})
+    assert np.abs(sound).max(axis=0).tolist() == pytest.approx([0.6, 0.2], abs=2e-3)
+    half = perform(font({**SUSTAINED, 17: -250, 53: 0}), {0: channel((0, 1, ROOT, 127))})
+    assert decibels(half[:, 0], half[:, 1]) == pytest.approx(20 * np.log10(np.tan(3 * np.pi / 8)), abs=0.01)
+    beyond = perform(font({**SUSTAINED, 17: -250, 53: 0}), {0: channel((0, 1, ROOT, 127), pan=[(0, 1)])})
+    assert np.abs(beyond[:, 1]).max() < 1e-6
+
+
+def test_presets_that_are_absent_are_replaced_and_counted() -> None:
+    one, row = font(A4_FONT), (0.0, 1.0, 60, 99)
+    assert (one.nearest(5, 3), one.nearest(0, 0), one.nearest(0, 128)) == ((0, 0), (0, 0), None)
+    drums = channel(row, bank=128)
+    assert not perform(one, {9: drums}).any()
+    assert np.array_equal(perform(one, {0: channel(row, program=5, bank=3)}), perform(one, {0: channel(row)}))
+    band = {0: channel(row, row, program=5, bank=3), 1: channel(row), 9: drums}
+    assert replaced(one, band) == {(5, 3): 2, (0, 128): 1}
+
+
+def test_kits_and_banks_of_the_real_font(general_midi: SoundFont) -> None:
+    assert general_midi.nearest(56, 128) == (0, 128)
+    assert general_midi.nearest(25, 128) == (25, 128)
+    assert general_midi.nearest(48, 8) == (48, 0)
+
+
+def test_silence_for_no_notes() -> None:
+    one = font(A4_FONT)
+    for performance in ({}, {0: channel()}):
+        sound = perform(one, performance, tail_s=0.5)
+        assert sound.shape == (12000, 2)
+        assert not sound.any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_controllers_give_a_finite_sound(data: st.DataObject) -> None:
+    time = st.integers(0, 12000).map(lambda n: n / 12000)
+
+    def curve(low: float, high: float) -> list[tuple[float, float]]:
+        return sorted(data.draw(st.lists(st.tuples(time, st.floats(low, high)), max_size=6)))
+
+    played = channel(
+        *data.draw(st.lists(st.tuples(time, st.floats(1, 2), st.integers(0, 127), st.integers(1, 127)), max_size=5)),
+        volume=curve(0, 127), expression=curve(0, 127), pan=curve(0, 127), bend=curve(-24, 24),
+    )  # fmt: skip
+    sound = perform(font(A4_FONT), {0: played}, sample_rate=8000, tail_s=0.2)
+    assert np.isfinite(sound).all()
+    assert np.abs(sound).max(initial=0) < 5
 
 
 # Damage -------------------------------------------------------------------------------------------------------------

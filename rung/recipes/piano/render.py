@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from rung.data import soundfont
+from rung.data.audio import fit_text, wav_bytes
 from rung.errors import UserError
 from rung.recipes.piano.midi import write_midi
 
@@ -60,13 +61,7 @@ def to_wav(notes: np.ndarray, *, sample_rate: int = 24000, font: soundfont.Sound
             engine = f"rung sampler (fluidsynth failed: {error})"
     if sound is None:
         sound = soundfont.render(font or soundfont.default(), notes, sample_rate=sample_rate, tail_s=TAIL_S)
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sample_rate)
-        file.writeframes(np.rint(sound * 32767).astype("<i2").tobytes())
-    return Rendered(buffer.getvalue(), engine)
+    return Rendered(wav_bytes(sound, sample_rate), engine)
 
 
 def _fluidsynth(binary: str, notes: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -159,7 +154,7 @@ def to_roll(
             for y in range(roll.top, roll.bottom, 8):
                 draw.line([(x, y), (x, min(y + 3, roll.bottom))], fill=tuple(PROMPT_LOUD.tolist()))
         left, right = roll.left, _legend(draw, roll, small, bool(len(prompt))) - 24
-    draw.text((left, 14), _cut(title, big, right - left), fill=INK, font=big)
+    draw.text((left, 14), fit_text(title, big, right - left), fill=INK, font=big)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
@@ -210,13 +205,3 @@ def _legend(draw: ImageDraw.ImageDraw, roll: Roll, font: Font, has_prompt: bool)
             draw.text((x, 24), name, fill=INK, font=font, anchor="lm")
         x -= 28
     return x + 28
-
-
-def _cut(text: str, font: Font, room: float) -> str:
-    """The text, shortened with dots to fit."""
-    text = text[: max(int(room / 2), 0)]  # no letter is narrower; the loop below need not start far away
-    if font.getlength(text) <= room:
-        return text
-    while text and font.getlength(text + "...") > room:
-        text = text[:-1]
-    return text + "..."

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.data.store import Store
-from rung.recipes.world.survey.page import bar_chart, histograms
 from rung.recipes.world.survey.survey import coarse, survey
+from rung.report.chart import bar_chart, histograms
 from tests.errors import raises_code
 from tests.recipes.world.stores import NAMES, controls_of, write_films, write_store
 from tests.recipes.world.synthetic import Film, film

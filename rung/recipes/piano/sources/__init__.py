@@ -12,22 +12,18 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
+from rung.data import bach
+from rung.data.musicxml import read_musicxml
 from rung.data.wheel import MUSIC21
 from rung.errors import DataError
 from rung.recipe import Report
-from rung.recipes.piano.musicxml import read_musicxml
 
 SPLITS = ("train", "validation", "test")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Scores of Bach that share more than half of their runs of 24 intervals: one piece, so that none tests the other.
-SAME_MUSIC = {
-    "bwv398": "bwv197.7", "bwv279": "bwv158.4", "bwv244.17": "bwv244.15",
-    "bwv280": "bwv176.6", "bwv227.11": "bwv227.1", "bwv274": "bwv62.6",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,11 @@ def find_source(source: Path | str | None, sustain: bool, report: Report | None)
 
 
 def _bach(report: Report | None) -> Source:
-    """The embedded music: scores of Bach out of a pip wheel, which is neither installed nor executed."""
-    MUSIC21.fetch(report)
-    takes = []
-    for name, data in MUSIC21.read(lambda n: n.startswith("music21/corpus/bach/") and n.endswith((".mxl", ".xml"))):
-        path = PurePosixPath(name)
-        piece = path.stem.split("-")[0]  # bwv18.5-lz and bwv18.5-w are two versions of one chorale
-        piece = SAME_MUSIC.get(piece, piece)
-        takes.append(Take(f"bach/{path.name}", f"Bach/{piece}", "Bach", partial(read_musicxml, data)))
+    """The embedded music."""
+    takes = [
+        Take(f"bach/{name}", f"Bach/{piece}", "Bach", partial(read_musicxml, data))
+        for name, piece, data in bach.scores(report)
+    ]
     return Source(f"{MUSIC21.filename} (Bach)", takes)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rung.recipes.world.survey.alignment import LAGS, NOW
 from rung.recipes.world.survey.figures import LONG
+from rung.units import percent, plural
 
 RARE = 0.1  # of the opposite way
 STILL = 0.01  # of the steps
@@ -29,15 +30,6 @@ def judge(figures: dict[str, Any]) -> Iterator[Finding]:
     yield from _judge_frames(figures)
     yield from _judge_controls(figures)
     yield from _judge_splits(figures)
-
-
-def percent(share: float) -> str:
-    """0.123 -> '12.3 %'; whole ones without a point."""
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def place_of(figures: dict[str, Any], row: int) -> str:

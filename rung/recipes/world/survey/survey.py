@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rung.data.store import Store, swap
+from rung.data.store import Store, write_report
 from rung.errors import DataError
 from rung.recipe import Report
 from rung.recipes.world.sources.episode import onward
@@ -39,23 +37,7 @@ def survey(store: Store, out: Path, report: Report) -> str:
     shown = page(figures)
     files = {"report.md": markdown(shown), "report.json": json.dumps(figures, indent=1) + "\n"}
     files |= {block.path: block.svg for block in shown.blocks if isinstance(block, Picture)}
-    if out.exists() and not (out / "report.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(
-            f"{out} is not a report of rung (it has no report.json) and is left alone; move it away",
-            code="folder-exists",
-        )
-    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        beside.mkdir(parents=True)
-        for name, text in files.items():
-            (beside / name).write_text(text, "utf-8")
-        swap(beside, out)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {out}: {error.strerror}; free some space or choose another place", code="cannot-write"
-        ) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    write_report(out, {name: text.encode() for name, text in files.items()})
     return summary(figures)
 
 

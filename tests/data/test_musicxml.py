@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rung.data.musicxml import VELOCITY, read_musicxml, read_score
 from rung.errors import DataError
-from rung.recipes.piano.musicxml import VELOCITY, read_musicxml
 from tests.errors import raises_code
 
 
@@ -154,3 +154,30 @@ def test_damage_gives_notes_or_one_kind_of_error(at: int, put: bytes, is_packed:
         return
     assert np.isfinite(notes["start"]).all()
     assert (notes["end"] > notes["start"]).all()
+
+
+def test_parts_are_kept_apart_and_make_the_whole_together() -> None:
+    high = [HALVES + note("C5", 4), note("D5", 4)]
+    low = [TEMPO + HALVES + note("C3", 4, TIE_OUT), note("C3", 4, TIE_IN)]
+    data = score(high, low, [HALVES + note("R", 4)])
+    parts = read_score(data).parts
+    assert [part["pitch"].tolist() for part in parts] == [[72, 74], [48], []]
+    assert sorted(row for part in parts for row in part.tolist()) == sorted(read_musicxml(data).tolist())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "key"),
+    [
+        ("<key><fifths>-3</fifths><mode>minor</mode></key>", (-3, "minor")),
+        ("<key><fifths>2</fifths><mode> major </mode></key>", (2, "major")),
+        ("<key><fifths>2</fifths></key>", None),
+        ("<key><fifths>two</fifths><mode>major</mode></key>", None),
+        ("<key><fifths>9</fifths><mode>major</mode></key>", None),
+        ("<key><fifths>2</fifths><mode>dorian</mode></key>", None),
+        ("<key><fifths>2</fifths><mode>major</mode></key><transpose><chromatic>-2</chromatic></transpose>", None),
+        ("", None),
+    ],
+)
+def test_the_key_that_a_score_names(attributes: str, key: tuple[int, str] | None) -> None:
+    data = score([f"<attributes><divisions>2</divisions>{attributes}</attributes>" + note("C4", 2)])
+    assert read_score(data).key == key

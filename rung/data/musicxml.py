@@ -7,6 +7,7 @@ lasts as long as its longest part, so that a part with a missing rest does not d
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 import zlib
@@ -16,11 +17,11 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from rung.data.notes import join, make, seconds_at
 from rung.errors import DataError
-from rung.recipes.piano.notes import NOTE, make, seconds_at
 
 QUARTER_S = 0.5  # where no tempo is given
-VELOCITY = 66  # the midpoint of a velocity bin of the tokenizer, so that nothing is lost on the way
+VELOCITY = 66  # the midpoint of a velocity bin of the piano tokenizer, so that nothing is lost on the way
 STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
 DAMAGE = (  # all that a broken zip file, broken XML or a broken number can raise
     ElementTree.ParseError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError,
@@ -38,13 +39,23 @@ class Bar:
     tempos: list[tuple[float, float]] = field(default_factory=list)  # position, quarters a minute
 
 
+@dataclass(frozen=True)
+class Score:
+    parts: list[np.ndarray]  # notes in seconds
+    key: tuple[int, str] | None  # sharps (flats below 0) and "major" or "minor", where the score begins and says both
+
+
 def read_musicxml(data: bytes) -> np.ndarray:
-    """Notes in seconds of a .musicxml, .xml or .mxl file."""
+    """Notes in seconds of a .musicxml, .xml or .mxl file, all parts together."""
+    return join(read_score(data).parts)
+
+
+def read_score(data: bytes) -> Score:
     try:
         root = ElementTree.fromstring(_unpacked(data))
         if root.tag != "score-partwise":
             raise _damaged(f"the score is <{root.tag}>, only <score-partwise> is read")
-        return _played([_bars(part) for part in root.iter("part")])
+        return Score(_played([_bars(part) for part in root.iter("part")]), _key(root))
     except DAMAGE as error:
         raise _damaged(f"not a readable MusicXML score ({type(error).__name__}: {error})") from error
 
@@ -67,6 +78,15 @@ def _unpacked(data: bytes) -> bytes:
             if name.endswith((".xml", ".musicxml")) and not name.startswith("META-INF"):
                 return archive.read(name)
     raise _damaged("the compressed file holds no score")
+
+
+def _key(root: Element) -> tuple[int, str] | None:
+    """The first key of a part that is written as it sounds; a strange one is none."""
+    for attributes in root.iter("attributes"):
+        fifths, mode = (attributes.findtext(f"key/{tag}", "").strip() for tag in ("fifths", "mode"))
+        if attributes.find("transpose") is None and mode in ("major", "minor") and re.fullmatch("-?[0-7]", fifths):
+            return int(fifths), mode
+    return None
 
 
 def _bars(part: Element) -> list[Bar]:
@@ -121,14 +141,15 @@ def _text(element: Element, tag: str) -> str:
     return text.strip()
 
 
-def _played(parts: list[list[Bar]]) -> np.ndarray:
-    """Bars put one after the other, ties joined, quarters turned into seconds."""
+def _played(parts: list[list[Bar]]) -> list[np.ndarray]:
+    """The notes of each part: bars put one after the other, ties joined, quarters turned into seconds."""
     num_bars = max(map(len, parts), default=0)
     lengths = [max(part[i].length for part in parts if i < len(part)) for i in range(num_bars)]
     bar_start = np.concatenate([[0.0], np.cumsum(lengths)]).tolist()
-    rows: list[list[float]] = []  # start, end and pitch, tied notes as one
+    rows: list[list[list[float]]] = []  # of each part start, end and pitch, tied notes as one
     tempos = {0.0: 60.0 / QUARTER_S}
     for part in parts:
+        rows.append([])
         tied: dict[int, list[float]] = {}  # by pitch, the row that a tie leads out of
         for i, bar in enumerate(part):
             tempos |= {bar_start[i] + at: tempo for at, tempo in bar.tempos}
@@ -140,12 +161,14 @@ def _played(parts: list[list[Bar]]) -> np.ndarray:
                     del tied[pitch]
                 else:
                     row = [start, start + length, pitch]
-                    rows.append(row)
+                    rows[-1].append(row)
                 if tie_out:
                     tied[pitch] = row
-    if not rows:
-        return np.empty(0, dtype=NOTE)
     change_at = np.array(sorted(tempos))
     quarter_s = np.array([60.0 / tempos[at] for at in sorted(tempos)])
-    starts, ends, pitches = np.array(rows).T
-    return make(seconds_at(starts, change_at, quarter_s), seconds_at(ends, change_at, quarter_s), pitches, VELOCITY)
+    played = []
+    for part_rows in rows:
+        starts, ends, pitches = np.array(part_rows).reshape(-1, 3).T
+        start_s, end_s = (seconds_at(at, change_at, quarter_s) for at in (starts, ends))
+        played.append(make(start_s, end_s, pitches, VELOCITY))
+    return played
