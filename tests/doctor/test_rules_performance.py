@@ -75,6 +75,17 @@ def test_longer_rows_may_need_more_memory() -> None:
     assert "P4" not in found(history)
 
 
+def test_an_allocator_that_goes_up_and_down_is_no_leak() -> None:
+    """As a run on a CPU recorded it; and one that leaks at its evals, and stands still between them."""
+    steps = np.arange(100, 560, 20)
+    seen = [
+        583, 589, 589, 603, 603, 606, 620, 598, 600, 599, 599, 599,
+        597, 597, 623, 616, 613, 604, 603, 646, 638, 638, 638,
+    ]  # fmt: skip
+    assert "P4" not in found(made(rss_mb=(steps, np.array(seen, float))))
+    assert "P4" in found(made(rss_mb=(steps, 590.0 + 15 * (steps // 100))))
+
+
 def test_pages_of_a_store_come_in_the_first_epoch_only() -> None:
     steps = np.arange(0, 600, 20)
     history = made(rss_mb=(steps, 2000 + 1.0 * steps))
