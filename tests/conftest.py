@@ -48,6 +48,15 @@ def piano_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def music_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store of made-up songs of unequal length, left and right, with texts."""
+    from tests.recipes.music.songs import write_songs, write_store
+
+    folder = write_songs(tmp_path_factory.mktemp("songs"))
+    return write_store(tmp_path_factory.mktemp("data") / "songs", folder, "dataset.stereo=true")
+
+
+@pytest.fixture(scope="session")
 def world_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small world store of synthetic films; the short ones end inside a rollout."""
     from tests.recipes.world.stores import write_store

@@ -27,7 +27,7 @@ def run(name: str, *words: str) -> str:
     "name",
     [
         "throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "script",
-        "tokenising",
+        "tokenising", "codec",
     ],
 )  # fmt: skip
 def test_a_benchmark_ends_with_its_ratio(name: str) -> None:

@@ -27,6 +27,7 @@ def command() -> None:
       --replace     prepare it again even if it exists
       --report      look at what is prepared: a page with pictures beside it
       --max-examples-per-split N, --full   so many documents of each split at most, or all
+      --fit-codec   fit the codec of music anew, even if the data that is replaced has one
       --device DEVICE   where a recipe that encodes its data with a model runs it
 
     \b
@@ -51,13 +52,15 @@ def command() -> None:
 @click.option("--max-examples-per-split", "most", type=click.IntRange(min=1), metavar="N",
               help="So many documents of each split at most; short for dataset.max_examples_per_split=N.")  # fmt: skip
 @click.option("--full", "is_full", is_flag=True, help="All documents, whatever the preset says.")
+@click.option("--fit-codec", is_flag=True,
+              help="Fit the codec of music anew, even if the data that is replaced has one.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True,
               help="Where a recipe that encodes its data with a model runs it: "
                    "auto, cpu, cuda, cuda:1, mps.")  # fmt: skip
 @json_option
 def prepare(
     recipe: str, overrides: tuple[str, ...], source: str | None, name: str | None, replace: bool, is_report: bool,
-    most: int | None, is_full: bool, device: str, as_json: bool,
+    most: int | None, is_full: bool, fit_codec: bool, device: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Prepare data.
 
@@ -67,6 +70,7 @@ def prepare(
       rung data piano --from ~/maestro --name maestro
       rung data piano --from maestro-v3.0.0-midi.zip --name maestro dataset.sustain=true
       rung data piano --replace dataset.pause_detection_threshold=2
+      rung data music --from ~/recordings --name mine --fit-codec
       rung data world --report
       rung data text --max-examples-per-split 50
       rung data text --from ccdv/arxiv-classification --name arxiv --full
@@ -76,6 +80,8 @@ def prepare(
         raise DataError(message, code="options-conflict")
     if most is not None or is_full:
         overrides = (*overrides, f"dataset.max_examples_per_split={0 if is_full else most}")
+    if fit_codec:
+        overrides = (*overrides, "codec.fit=true")
     if source == "":  # a variable of a script that is not set
         raise DataError("--from is empty; name a folder or a file, or . for this folder", code="missing-option")
     if device != "auto":  # what auto is, only a recipe that needs one has to find out: torch takes seconds to import

@@ -13,6 +13,7 @@ from rung.errors import UserError
 
 KEYS = {  # option -> the key that it sets
     "prompt": "sampling.prompt",
+    "audio": "sampling.audio",
     "task": "sampling.task",
     "temperature": "sampling.temperature",
     "top_k": "sampling.top_k",
@@ -25,8 +26,11 @@ KEYS = {  # option -> the key that it sets
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--prompt", metavar="FILE|TEXT", help="What to begin with: a MIDI file, or text for a run that writes text."
+    "--prompt",
+    metavar="FILE|TEXT",
+    help="What to begin with: a MIDI file, text for a run that writes text, or what music should sound like.",
 )
+@click.option("--audio", metavar="FILE", help="A sound file that music should continue.")
 @click.option("--task", metavar="NAME", help="What to do with the prompt, such as top_line; default: continue it.")
 @click.option("--num", type=int, metavar="N", help="How many to make.")
 @click.option("--temperature", type=float, metavar="T", help="Below 1 is safer, above 1 wilder; 0 the likeliest.")
@@ -60,6 +64,7 @@ def command(
       rung sample piano/8 --prompt left-hand.mid --task top_line
       rung sample piano/8 --prompt song.mid --task infill "sampling.parameters=[20, 8]"
       rung sample text/3 --prompt "Once upon a time"
+      rung sample music/2 --prompt "slow harpsichord in G minor" --audio start.wav
       rung sample piano/7 --at 1000 --out /tmp/listen
     """
     from rung import api

@@ -104,6 +104,7 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
         _curves(run),
         _against_parent(links[-1], has_heading=True),
         _evals(run),
+        _codebooks(run),
         _samples(run, where, has_files),
         _notes(run, Heading(2, ["notes"])),
         _reproduce(run, where),
@@ -375,6 +376,28 @@ def _evals(run: Run) -> Iterator[Block]:
     left_out += [f"{len(shown)} of {len(ordered)} values of each are shown"] if len(shown) < len(ordered) else []
     if left_out:
         yield Paragraph([f"{'; '.join(left_out)}: all are in ", code("events.ndjson"), "."])
+
+
+def _codebooks(run: Run) -> Iterator[Block]:
+    """Of a model that predicts several codes a step: the perplexity of each, the entropy of all, what was clipped."""
+    first = next((str(row["set"]) for row in evals(run)), "")
+    parts = {n: curve for n, curve in evals_of(run).items() if n.startswith(f"{first}/codebook/")}
+    if not parts:
+        return
+    yield Heading(3, ["codebooks"])
+    by_name = {name.removeprefix(f"{first}/codebook/"): curve for name, curve in parts.items()}
+    lines = [
+        Line(name, curve.steps, [math.exp(min(value, 50.0)) for value in curve.values], len(curve.steps) <= _MOST_DOTS)
+        for name, curve in by_name.items()
+    ]
+    yield _drawn("perplexity", f"{run.id}: perplexity of each codebook on {first}", lines, is_log=True)
+    entropy, norm, clipped = columns(run, ("logits/entropy", "norm", "norm_clipped")).values()
+    if len(entropy.steps) > 1:
+        lines = [Line("entropy", entropy.steps, entropy.values, len(entropy.steps) <= _MOST_DOTS)]
+        yield _drawn("entropy", f"{run.id}: output entropy in nats", lines, is_log=False)
+    if norm.values != clipped.values:
+        lines = [Line(name, one.steps, one.values) for name, one in (("norm", norm), ("after clipping", clipped))]
+        yield _drawn("norm", f"{run.id}: gradient norm", lines)
 
 
 def _samples(run: Run, where: str, has_files: bool) -> Iterator[Block]:

@@ -46,7 +46,7 @@ def load(folder: Path | str, dropout: float = 0.0) -> Transformer:
     layout, shape = read_layout(folder)
     model = Transformer(replace(shape, dropout=dropout), seed=None)
     with ExitStack() as stack:
-        _fill(model, layout, _Weights(folder, stack))
+        _fill(model, layout, FolderWeights(folder, stack))
     return model
 
 
@@ -78,7 +78,7 @@ def save(model: Transformer, folder: Path | str, extra: Mapping[str, Any] | None
     os.replace(folder / f"{CONFIG}.part", folder / CONFIG)
 
 
-class _Weights:
+class FolderWeights:
     """The tensors of a folder by key, read when asked for, so that a large checkpoint is not in memory twice."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -117,7 +117,7 @@ class _Weights:
 
 
 @torch.no_grad()
-def _fill(model: Transformer, layout: Layout, weights: _Weights) -> None:
+def _fill(model: Transformer, layout: Layout, weights: FolderWeights) -> None:
     ours = dict(model.named_parameters())
     is_prefixed = any(key.startswith(layout.prefix) for key in weights.file_of)
     read: set[str] = set()

@@ -17,6 +17,7 @@ from rung.errors import ConfigError, UserError
 from rung.recipe import Recipe
 
 CATALOG = {
+    "music": ("rung.recipes.music.recipe:Music", "Music from text, over the codes of an audio codec."),
     "piano": ("rung.recipes.piano.recipe:Piano", "A GPT on piano notes: MIDI in, MIDI and sound out."),
     "text": ("rung.recipes.text.recipe:Text", "A language model on text by category, for scaling studies."),
     "world": ("rung.recipes.world.recipe:World", "A place learned from video and controls, to walk in."),

@@ -90,6 +90,24 @@ def text(data: Path) -> Case:
     )  # fmt: skip
 
 
+def music(data: Path) -> Case:
+    from rung.recipes.music.recipe import Music
+
+    # Stretches from anywhere, some of them the end of a piece; texts are dropped, shuffled and cut.
+    words = (
+        f"dataset.base_dataset_name={data} model.n_layer=2 model.n_head=2 model.n_kv_head=1 model.n_embd=32 "
+        "model.text.n_layer=1 model.text.n_head=2 model.text.n_embd=16 model.dropout=0.1 model.text_lr_scale=0.5 "
+        "data.context_size=60 data.text_length=20 data.codebooks=2 data.unconditional_frac=0.3 data.tag_shuffle=true "
+        "data.tag_dropout=0.2 data.tag_limit=2 delay.pattern=[0,2] loss_masking=codes_eos channel_weights=[1,0.5] "
+        "sampling.seconds=0.2"
+    )
+    overfit = ("lr.learning_rate=1e-2", "model.dropout=0", "model.text_lr_scale=1")
+    return Case(
+        "music", Music, tuple(words.split()), overfit, 0.5, ("model.dropout=0",),
+        (("model.init=xavier",), ("model.init=xavier", "model.n_layer=3")),
+    )  # fmt: skip
+
+
 def world(data: Path) -> Case:
     from rung.recipes.world.recipe import World
 
@@ -119,6 +137,7 @@ CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano": (piano, "piano_data"),
     "piano_task": (piano_task, "piano_data"),
     "text": (text, "text_data"),
+    "music": (music, "music_data"),
     "world": (world, "world_data"),
     "toy": (toy, "tmp_path"),
     "newcomer": (newcomer, "tmp_path"),

@@ -138,6 +138,7 @@ def small_data(recipe: str, preset: str, request: pytest.FixtureRequest, folder:
 
 
 SHORT = {  # what a preset does at its end, cut short
+    "music": ("sampling.seconds=0.1", "data.batch_size=2"),
     "piano": ("sampling.num_tokens=20",),
     "text": ("sampling.num_tokens=20",),
     "world": ("sampling.num_frames=3", "evaluation.horizon=4", "evaluation.num_rollouts=2"),

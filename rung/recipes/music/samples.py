@@ -1,0 +1,82 @@
+"""Clips to listen to: a sound file and a picture of it each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rung.data.audio import read_audio, spectrogram_png, wav_bytes
+from rung.errors import DataError
+from rung.random import Draw
+from rung.recipe import Sample
+from rung.recipes.music.delay import Specials
+from rung.recipes.music.generate import SamplingParams, generate
+from rung.recipes.music.model import MusicModel
+from rung.recipes.music.stream import encode_text
+from rung.text import one_line
+
+if TYPE_CHECKING:
+    from rung.recipes.music.codec import Codec
+
+
+@dataclass(frozen=True)
+class Sound:
+    """How codes become sound: each side has the first `num_codebooks` of the codec's."""
+
+    codec: Codec
+    num_codebooks: int
+    num_sides: int
+
+    def decode(self, codes_TC: np.ndarray) -> np.ndarray:
+        """(samples, sides) float32."""
+        if not len(codes_TC):
+            return np.zeros((1, self.num_sides), np.float32)
+        sides = np.split(codes_TC, self.num_sides, axis=1)
+        return np.stack([self.codec.decode(side) for side in sides], axis=1)
+
+    def encode(self, sound: np.ndarray) -> np.ndarray:
+        """(T, C) of a sound of one or two sides."""
+        sides = [sound.mean(axis=1)] if self.num_sides == 1 else [sound[:, 0], sound[:, -1]]
+        codes = [self.codec.encode(np.ascontiguousarray(side, np.float32))[:, : self.num_codebooks] for side in sides]
+        return np.concatenate(codes, axis=1)
+
+
+def samples(
+    model: MusicModel, sound: Sound, texts: Sequence[str], audio: str, params: SamplingParams,
+    delays: Sequence[int], specials: Specials, draw: Draw,
+) -> list[Sample]:  # fmt: skip
+    """One clip per text, all at once; with `audio` they continue that file."""
+    device, text_length = model.offsets_C.device, model.encoder.shape.context_size
+    rows = [encode_text(text, text_length) for text in texts]
+    text_BL = torch.zeros(len(texts), text_length, dtype=torch.long)
+    for number, row in enumerate(rows):
+        text_BL[number, : len(row)] = torch.from_numpy(row.astype(np.int64))
+    lengths_B = torch.tensor([len(row) for row in rows])
+    prompt, given = None, "no real audio in it"
+    if audio:
+        try:
+            heard = read_audio(Path(audio), sound.codec.sample_rate)
+        except DataError as error:
+            raise DataError(f"sampling.audio: {one_line(error)}", code=error.code) from error
+        prompt = sound.encode(heard)[-(params.num_frames // 2) :]  # what comes next depends on what was last
+        given = f"begins with {len(prompt) / sound.codec.frames_per_s:.1f} s of {one_line(Path(audio).name)}"
+    generator = draw.generator("sample", device)
+    made = generate(
+        model, text_BL.to(device), lengths_B.to(device), params, delays, specials, generator, prompt_TC=prompt
+    )
+    found = []
+    for number, (text, codes) in enumerate(zip(texts, made, strict=True)):
+        wave, rate = sound.decode(codes), sound.codec.sample_rate
+        seconds = len(codes) / sound.codec.frames_per_s
+        ending = ", ended by the model" if len(codes) < params.num_frames else ""
+        asked = f'"{one_line(text)}"' if text else "no text"
+        heat = f"temperature {params.temperature:g}, {params.guidance} guidance {params.guidance_scale:g}"
+        caption = f"{asked}: {seconds:.1f} s{ending}, {given}, {heat}"
+        found.append(Sample(f"sample-{number}.wav", wav_bytes(wave, rate), caption))
+        found.append(Sample(f"sample-{number}.png", spectrogram_png(wave, rate, asked), caption))
+    return found
