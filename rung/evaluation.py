@@ -108,9 +108,6 @@ def examine_sets(
         dumped = json.dumps(rows, sort_keys=True).encode()
         found["windows_hash"] = hashlib.blake2b(dumped, digest_size=8).hexdigest()
         found["fingerprint"] = stream.fingerprint
-        if model is setup.state.model:  # the loss knows no other
-            values = setup.evaluator.run(model, {name: stream})[name]
-            found["parts"] = {part: v for part, v in values.items() if part not in ("loss", "loss_se", "targets")}
         found["baselines"] = dict(stream.baselines)
         windows += rows
     return sets, windows

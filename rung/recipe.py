@@ -127,12 +127,14 @@ class Identity(NamedTuple):
     """What the numbers of a run mean, as plain text, numbers and lists.
 
     `weights`: vocabulary, tokenizer, normalisation; a checkpoint loads only where they are equal. `metrics`: which
-    loss, mask, ignored ids; two runs that differ here get no verdict, whatever their figures are. The engine adds the
-    eval set and how sums are divided.
+    loss, mask, ignored ids; two runs that differ here get no verdict, whatever their figures are. `parts` says the same
+    of single parts of the loss and measures, in place of `metrics`: what a mask leaves alone stays comparable. The
+    engine adds the eval set and how sums are divided.
     """
 
     weights: Mapping[str, Any] = {}
     metrics: Mapping[str, Any] = {}
+    parts: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Notes(NamedTuple):

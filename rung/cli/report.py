@@ -27,8 +27,8 @@ def command(
     """Write the page of TARGET from its record, and print where it is.
 
     TARGET is a run (piano/7, piano/last, piano/best, or its folder) or an experiment: `piano` is the page of all its
-    runs. A page is report.md with loss.svg and lr.svg beside it, in the folder of the run or of the experiment.
-    The same record gives the same page, byte for byte.
+    runs. A page is report.md with loss.svg and lr.svg beside it, in the folder of the run or of the experiment; a run
+    of one epoch or more also gets epochs.json. The same record gives the same page, byte for byte.
 
     \b
     Examples:
@@ -67,10 +67,10 @@ def command(
         sys.stdout.write(text)
         return
 
-    # The drawings first, so that a page never points to one that is not there yet.
+    # The page last, so that it never points to a file that is not there yet.
     folder = folder or home
     name = file.name if file is not None else "report.html" if is_html else "report.md"
-    files = {**({} if is_html else report.drawings), name: text}
+    files = {**({} if is_html else report.files), name: text}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():

@@ -364,7 +364,14 @@ def _metric(a: Run, b: Run, same: list[str], has_rows: bool) -> Iterator[Differe
         known = [name in one for one in definitions]
         if all(known):
             before, after = (one if isinstance(one := of[name], dict) else {"definition": one} for of in definitions)
-            if before == after:
+            # A part of a loss that differs as its whole eval set does is told with that.
+            of_set = "/".join(name.split("/")[:2])
+            is_part = of_set != name and all(of_set in one for one in definitions)
+            wholes = [mapping(one.get(of_set)) for one in definitions]
+            changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+            if is_part and all(wholes[0].get(key) != wholes[1].get(key) for key in changed):
+                continue
+            if not changed:
                 same.append(f"definition of {name}")
             else:
                 old, new = _differing(before, after)

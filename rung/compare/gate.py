@@ -17,7 +17,7 @@ from typing import Any
 from rung.compare.align import endpoint, metric_curve, own_tail
 from rung.compare.factors import Difference, change_of, compare, strictness
 from rung.compare.noise import differences_but_seed, seed_of, twins
-from rung.compare.reading import Curve, fell_short, part_of, planned_targets
+from rung.compare.reading import Curve, definition_of, fell_short, part_of, planned_targets
 from rung.runs.query import Run
 
 _TWINS = "two seeds, and the same weights and the same loss at the first step: the seed decides nothing"
@@ -124,6 +124,9 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
     blame: dict[str, None] = {}
 
     def note(one: Run, two: Run, differences: Sequence[Difference]) -> None:
+        counted = [definition_of(run, metric) for run in (one, two)]
+        # A definition of this metric alone, which both share: then it does not matter what else its eval set counts.
+        is_same_own = counted[0] == counted[1] and counted[0][0] == f"eval/{metric}"
         names = f"{gate.names[one]} and {gate.names[two]}"
         files = [d for d in differences if d.part == "code"]
         if len(files) > 1:  # one confounder, however many they are
@@ -132,7 +135,7 @@ def _compare(gate: Gate, metric: str, allowed: Sequence[str], declared: str | No
             as_one = Difference("code", f"{len(files)} files", None, None, files[0].weight, detail)
             differences = [as_one, *(d for d in differences if d.part != "code")]
         for difference in differences:
-            if difference.part == "metric" and not _concerns(difference, metric):
+            if difference.part == "metric" and (is_same_own or not _concerns(difference, metric)):
                 continue
             if difference.name in ("initial weights", "batches") and seed_of(one) is None:
                 continue  # without seeds nothing is paired, and other weights are what repetitions have
@@ -177,7 +180,7 @@ def _concerns(difference: Difference, metric: str) -> bool:
     chosen, slash, _ = metric.partition("/")
     for prefix in ("eval/", "targets of "):
         if difference.name.startswith(prefix):
-            return bool(slash) and difference.name.removeprefix(prefix).partition("/")[0] == chosen
+            return bool(slash) and difference.name.removeprefix(prefix) in (chosen, metric)
     return difference.name in (metric, metric.rpartition("/")[2])
 
 

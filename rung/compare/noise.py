@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rung.compare.align import metric_curve, own_endpoint
 from rung.compare.factors import Difference, compare
-from rung.compare.reading import column, fell_short, planned_targets
+from rung.compare.reading import column, definition_of, fell_short, planned_targets
 from rung.errors import RunError
 from rung.runs.fields import code_of
 from rung.runs.files import to_json
@@ -139,7 +139,7 @@ def _key(run: Run) -> bytes:
 def _is_related(run: Run, other: Run, metric: str) -> bool:
     """Whether the spread over seeds of `other` says something about that of `run`."""
     try:
-        definitions = [r.definitions().get(f"eval/{metric.partition('/')[0]}") for r in (run, other)]
+        definitions = [definition_of(r, metric)[1] for r in (run, other)]
     except RunError:
         return False
     return (

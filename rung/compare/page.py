@@ -2,8 +2,8 @@
 
 The same records give the same bytes: no current date, no path of this machine. Only `status` may change while the files
 do not, as long as a run is in progress. Every number stands in the record, to all digits or rounded as ROUNDED says; a
-difference stands beside the two numbers it is of. Two runs of one seed each show a difference and no verdict: judge
-says who may conclude what.
+difference stands beside the two numbers it is of, and what is computed of an epoch has all its digits below the table.
+Two runs of one seed each show a difference and no verdict: judge says who may conclude what.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import os
 import shlex
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rung.compare.align import outcome
+from rung.compare.epochs import Epoch, epochs, epochs_json
 from rung.compare.factors import strictness
 from rung.compare.lineage import (
     Link,
@@ -65,25 +67,38 @@ from rung.text import one_line
 from rung.units import count
 
 # Every rounding on the page of a run besides `count` for targets a second; all other numbers have all their digits.
-ROUNDED = {"loss": ".4f", "norm": ".3g", "lr": ".2e", "mfu": ".1f", "wait": ".1f", "difference": "+.6g"}
-# Mean and standard deviation over seeds are the only figures that no record holds; they stand beside their runs.
+ROUNDED = {
+    "loss": ".4f", "norm": ".3g", "lr": ".2e", "mfu": ".1f", "wait": ".1f", "difference": "+.6g", "of an epoch": ".6g",
+}  # fmt: skip
+# Besides those of epochs and codebooks, mean and standard deviation over seeds are the only figures that no record
+# holds; they stand beside their runs.
 MEAN = ".6g"
 _STEP_NAMES = ("loss", "norm", "lr", "targets", "step_s", "wait_s", "mfu", "skipped")
 _NUM_LINES = 10  # of the log
 _MOST_EVALS = 60  # rows of the table of evals
 _MOST_COLUMNS = 12
+_MOST_EPOCHS = 40  # rows of the table of epochs
+_MOST_EPOCHS_OF_MANY = 12  # of that of each run of an experiment
+_MOST_EPOCH_EVALS = 6  # columns of both
 _LOG_RATIO = 50  # from lowest to highest: more is not seen on a plain axis
 _MOST_DOTS = 100  # evals of a curve that get a dot each
 _MOST_TEXT_BYTES = 20_000  # of a sample that is text and stands on the page
 _MOST_CURVES = 6  # in one drawing: as many as there are colours
 
 
-class ReportPage(NamedTuple):
+@dataclass
+class ReportPage:
     page: Page
+    epochs: list[Epoch] = field(default_factory=list)
 
     @property
     def drawings(self) -> dict[str, str]:
         return self.page.drawings
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What lies beside the page as Markdown: file name -> text."""
+        return {**self.drawings, **({"epochs.json": epochs_json(self.epochs)} if self.epochs else {})}
 
 
 def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> ReportPage:
@@ -102,6 +117,7 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
         _settings(links),
         _log(run),
         _curves(run),
+        _epochs(run),
         _against_parent(links[-1], has_heading=True),
         _evals(run),
         _codebooks(run),
@@ -113,6 +129,8 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
             report.page.blocks += section
         except UNREADABLE as error:
             report.page.blocks.append(Paragraph([unreadable(run, error)]))
+    with contextlib.suppress(*UNREADABLE):  # reported in their place
+        report.epochs += epochs(run)
     return report
 
 
@@ -216,29 +234,36 @@ def _changes(found: Link) -> Iterator[Block]:
         yield Bullets([[without_root(found.run, text)] for text in notes])
 
 
-def _settings(links: Sequence[Link]) -> Iterator[Block]:
-    """What was set along the chain: new in bold, what no longer holds struck out."""
+def _settings(links: Sequence[Link], title: str = "experimental settings") -> Iterator[Block]:
+    """What was set along the chain: what still holds from its start, then each change; new in bold, superseded struck.
+
+    What the start had set and a later run changed is shown by that change, from -> to.
+    """
     found = settings(links)
     if not found:
         return
-    yield Heading(2, ["experimental settings"])
+    yield Heading(2, [title])
     first = links[0]
     if first.problem and first.parent is None:
         yield Paragraph([f"Known from {one_line(first.run.id)} on: {first.problem}."])
+    starts: dict[str, list[Spans]] = {}
     items: list[Spans] = []
     for one in found:
         d = one.difference
-        spans = [code(d.name), " ", code(value_text(d.after))] if one.is_start else change_spans(d)
-        if d.part == "code":
-            spans = ["code of ", *spans]
-        source = f", {d.source_after}" if one.is_start and not d.source_after.startswith("run ") else ""
+        if one.is_start and one.state != "holds":
+            continue
+        if one.is_start:
+            source = "" if d.source_after.startswith("run ") else f", {d.source_after}"
+            starts.setdefault(f"{one.run}{source}", []).append([code(d.name), " ", code(value_text(d.after))])
+            continue
+        spans = ["code of ", *change_spans(d)] if d.part == "code" else change_spans(d)
         if one.state == "new":
             items.append([bold(*spans)])
         elif one.state in ("reverted", "replaced"):
-            items.append([struck(*spans), f" ({one.run}{source}; {one.state} by {one.by})"])
+            items.append([struck(*spans), f" ({one.run}; {one.state} by {one.by})"])
         else:
-            items.append([*spans, f" ({one.run}{source})"])
-    yield Bullets(items)
+            items.append([*spans, f" ({one.run})"])
+    yield Bullets([*([f"{source}: ", *joined(parts)] for source, parts in starts.items()), *items])
 
 
 def _log(run: Run) -> Iterator[Block]:
@@ -292,6 +317,73 @@ def _curves(run: Run) -> Iterator[Block]:
         yield _drawn("lr", f"{run.id}: learning rate", [Line("lr", lr.steps, lr.values)], is_log=False)
     if not lines:
         yield Paragraph(["No loss was recorded."])
+    if run.best is not None:
+        yield Paragraph([bold("best"), f": {_best(run)}."])
+
+
+def _best(run: Run) -> str:
+    best, place = run.best or {}, ""
+    with contextlib.suppress(*UNREADABLE):  # reported where the epochs are
+        place = next((f", in epoch {one.epoch}" for one in epochs(run) if one.is_best), "")
+    return f"loss {best_text(run)} on {value_text(best.get('set'))} at step {value_text(best.get('step'))}{place}"
+
+
+def _epochs(run: Run, is_of_many: bool = False) -> Iterator[Block]:
+    """A row per epoch, rounded, and the same as JSON with all digits; only the table where the page is of many runs."""
+    found = epochs(run)
+    if not found:
+        return
+    best = run.best or {}
+    most = _MOST_EPOCHS_OF_MANY if is_of_many else _MOST_EPOCHS
+    kept = [found[i] for i in _spread(len(found), most, (i for i, one in enumerate(found) if one.is_best))]
+    names = [name for one in found for name in one.evals if not name.endswith(("/loss_se", "/targets"))]
+    ordered = sorted(dict.fromkeys(names), key=lambda name: not name.endswith("/loss"))
+    shown = ordered[:_MOST_EPOCH_EVALS]
+
+    def cell(value: float | None, name: str = "of an epoch") -> str:
+        return "-" if value is None else _rounded(value, name)
+
+    rows: list[dict[str, Spans | str]] = []
+    for one in kept:
+        marks = ", ".join(["best"] * one.is_best + ["unfinished"] * (not one.is_complete))
+        label = [bold(str(one.epoch)) if one.is_best else str(one.epoch), f" ({marks})" if marks else ""]
+        of_evals: dict[str, Spans | str] = {}
+        for name in shown:
+            text = "" if one.eval_step is None else cell(one.evals.get(name))
+            is_best = (one.eval_step, name) == (best.get("step"), f"{best.get('set')}/loss")
+            of_evals[name] = [bold(text)] if is_best else text
+        row: dict[str, Spans | str] = {"epoch": label, "train loss": cell(one.train_loss)}
+        row["eval at"] = "no eval" if one.eval_step is None else str(one.eval_step)
+        row |= {name: text for name, text in of_evals.items() if name.endswith("/loss")}
+        row |= {"lr": cell(one.lr, "lr"), "norm p50": cell(one.norm_median, "norm")}
+        row |= {"norm p90": cell(one.norm_p90, "norm"), "not finite": str(one.num_norms_not_finite)}
+        row |= {"not applied": str(one.num_not_applied), "steps": f"{one.first_step} to {one.last_step}"}
+        rows.append(row | of_evals)
+    if not is_of_many:
+        derived = part_of(run, "derived")
+        steps = derived["epoch_rows"] / derived["rows_per_step"]
+        yield Heading(3, ["epochs"])
+        text = (
+            f"An epoch is {value_text(derived['epoch_rows'])} rows, {steps:.1f} steps. The train loss is the mean over "
+            "the targets of the steps that were applied; the norms are those of the same steps, without those that are "
+            "not finite; the learning rate is that of the last step; the eval is the last one in the epoch."
+        )
+        yield Paragraph([text])
+    head = list(map(one_line, rows[0]))
+    yield Table(head, [list(row.values()) for row in rows], numeric=range(1, len(head)))
+    left_out = [f"{len(found) - len(kept)} of {len(found)} epochs are left out"] if len(kept) < len(found) else []
+    left_out += [f"{len(ordered) - len(shown)} eval metrics are left out"] if len(shown) < len(ordered) else []
+    if left_out:
+        command = code(f"rung report {run.id}")
+        yield Paragraph([f"{'; '.join(left_out)}: all are in ", code("epochs.json"), ", which ", command, " writes."])
+    if not is_of_many:
+        yield Code(epochs_json(kept), "json")
+
+
+def _spread(num: int, most: int, always: Iterable[int]) -> list[int]:
+    """Places of all rows of a table, or of some that are spread evenly, with the first, the last and some others."""
+    every = 1 if num <= most else math.ceil(num / (most - 2))
+    return sorted({*range(0, num, every), *always, num - 1})
 
 
 def _eval_lines(run: Run, prefix: str = "") -> list[Line]:
@@ -359,9 +451,7 @@ def _evals(run: Run) -> Iterator[Block]:
     shown = ordered[:_MOST_COLUMNS]
     best = run.best or {}
     is_best = [(row["step"], row["set"]) == (best.get("step"), best.get("set")) for row in found]
-    # All rows, or some that are spread evenly, with the first, the last and the best.
-    every = 1 if len(found) <= _MOST_EVALS else math.ceil(len(found) / (_MOST_EVALS - 2))
-    kept = sorted({*range(0, len(found), every), *(i for i, is_it in enumerate(is_best) if is_it), len(found) - 1})
+    kept = _spread(len(found), _MOST_EVALS, (i for i, is_it in enumerate(is_best) if is_it))
 
     rows: list[list[Spans | str]] = []
     for i in kept:
@@ -379,7 +469,14 @@ def _evals(run: Run) -> Iterator[Block]:
 
 
 def _codebooks(run: Run) -> Iterator[Block]:
-    """Of a model that predicts several codes a step: the perplexity of each, the entropy of all, what was clipped."""
+    """Of a model that predicts several codes a step: the perplexity of each, the entropy of all, what was clipped.
+
+    How rough the entropy is, and what a step is clipped to, are judged as by the doctor's A5 and O4.
+    """
+    import numpy as np
+
+    from rung.runs.series import WINDOW, Series
+
     first = next((str(row["set"]) for row in evals(run)), "")
     parts = {n: curve for n, curve in evals_of(run).items() if n.startswith(f"{first}/codebook/")}
     if not parts:
@@ -391,13 +488,31 @@ def _codebooks(run: Run) -> Iterator[Block]:
         for name, curve in by_name.items()
     ]
     yield _drawn("perplexity", f"{run.id}: perplexity of each codebook on {first}", lines, is_log=True)
-    entropy, norm, clipped = columns(run, ("logits/entropy", "norm", "norm_clipped")).values()
+    names = ("entropy", "logits/entropy", "norm", "norm_clipped", "skipped")
+    each, looks, norm, clipped, skipped = columns(run, names).values()
+    entropy, unit = (each, "steps") if each.steps else (looks, "looks")
+    items: list[Spans] = []
     if len(entropy.steps) > 1:
         lines = [Line("entropy", entropy.steps, entropy.values, len(entropy.steps) <= _MOST_DOTS)]
         yield _drawn("entropy", f"{run.id}: output entropy in nats", lines, is_log=False)
+        lately = Series(np.asarray(entropy.steps), np.asarray(entropy.values, np.float64)).finite
+        lately = lately.between(int(entropy.steps[-1]) + 1 - 3 * WINDOW, int(entropy.steps[-1]) + 1)
+        if len(lately) > 2:
+            rough = _rounded(lately.jumps.sigma, "of an epoch")
+            items.append([bold("roughness of the entropy"), f": {rough} nats, the spread of its jumps from one of the "
+                          f"last {len(lately)} {unit} to the next"])  # fmt: skip
     if norm.values != clipped.values:
         lines = [Line(name, one.steps, one.values) for name, one in (("norm", norm), ("after clipping", clipped))]
         yield _drawn("norm", f"{run.id}: gradient norm", lines)
+    after = dict(zip(clipped.rows, clipped.values))
+    not_applied = {row for row, is_it in zip(skipped.rows, skipped.values) if is_it}
+    pairs = [(value, after[row]) for row, value in zip(norm.rows, norm.values)
+             if row in after and row not in not_applied and math.isfinite(value)]  # fmt: skip
+    if pairs:
+        num = sum(short < value * (1 - 1e-6) for value, short in pairs)  # float32: the last digit may differ
+        items.append([bold("clipped"), f": {num} of {len(pairs)} applied steps, {num / len(pairs):.0%}"])
+    if items:
+        yield Bullets(items)
 
 
 def _samples(run: Run, where: str, has_files: bool) -> Iterator[Block]:
@@ -495,7 +610,19 @@ def experiment_page(
         if shown := lines[-_MOST_CURVES:]:
             title = f"{name}: eval loss" + (f", the last {len(shown)} runs" if len(lines) > len(shown) else "")
             blocks.append(_drawn("loss", title, shown))
+        rates: list[Line] = []
+        for run in runs[-_MOST_CURVES:]:
+            with contextlib.suppress(*UNREADABLE):
+                lr = columns(run, ("lr",))["lr"]
+                rates += [Line(run.id, lr.steps, lr.values)] if len(lr.steps) else []
+        if rates:
+            title = f"{name}: learning rate" + (f", the last {len(rates)} runs" if len(runs) > _MOST_CURVES else "")
+            blocks.append(_drawn("lr", title, rates, is_log=False))
         blocks += [*_over_seeds(runs), Heading(2, ["tree"]), Code("\n".join(lines_of(links)))]
+        try:
+            blocks += _settings(chain(runs[-1]), f"experimental settings of {one_line(runs[-1].id)}")
+        except UNREADABLE as error:
+            blocks.append(Paragraph([unreadable(runs[-1], error)]))
         for found in links:
             try:
                 blocks += _run_in_experiment(found, where)
@@ -540,7 +667,7 @@ def _over_seeds(runs: Sequence[Run]) -> Iterator[Block]:
 
 
 def _run_in_experiment(found: Link, where: str) -> Iterator[Block]:
-    run, best = found.run, found.run.best
+    run = found.run
     yield Heading(2, ["RUN ", str(run.document.get("number", run.id))])
     at = "" if run.step is None else f" at step {run.step}"
     items: list[Spans] = [[bold("run"), ": ", _linked(run, where), f", {run.status}{at}"]]
@@ -548,14 +675,14 @@ def _run_in_experiment(found: Link, where: str) -> Iterator[Block]:
         items.append([bold("change"), ": ", *link_spans(found), " since ", code(found.parent.id)])
     if found.problem:
         items.append([found.problem])
-    if best is not None:
-        text = f"best loss {best_text(run)} on {value_text(best.get('set'))} at step {value_text(best.get('step'))}"
-        items.append([bold("result"), ": ", text])
+    if run.best is not None:
+        items.append([bold("result"), f": best {_best(run)}"])
     yield Bullets(items)
     yield from _why(run)
-    try:
-        yield from _against_parent(found)
-    except UNREADABLE as error:
-        yield Paragraph([unreadable(run, error)])
+    for section in (_epochs(run, is_of_many=True), _against_parent(found)):
+        try:
+            yield from section
+        except UNREADABLE as error:
+            yield Paragraph([unreadable(run, error)])
     yield from _verdict(run)
     yield from _notes(run)

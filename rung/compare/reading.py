@@ -172,6 +172,13 @@ def main_metric(run: Run) -> str:
     return of_best if of_best in names else (losses or names or [TRAINING])[0]
 
 
+def definition_of(run: Run, metric: str) -> tuple[str, Any]:
+    """Where the run says what an eval metric counts, and what: of this one alone if it does, else of its eval set."""
+    definitions, of_set = run.definitions(), f"eval/{metric.partition('/')[0]}"
+    name = f"eval/{metric}" if "eval set" in mapping(definitions.get(f"eval/{metric}")) else of_set
+    return name, definitions.get(name)
+
+
 def is_lower_better(run: Run, metric: str) -> bool | None:
     """What the run's definitions say; None where they say nothing."""
     definitions = run.definitions()

@@ -299,6 +299,9 @@ def classes(seen: LossCall) -> Columns:
     if not by_class:
         targets = targets.movedim(1, -1).argmax(-1)  # only to know where; the loss of such targets is not reported
     stride = max(1, math.ceil(targets.numel() / PLACES))
+    # No divisor of the number of places: it would fall on the same few of a last axis, such as codebooks, each time.
+    while math.gcd(stride, targets.numel()) > 1:
+        stride += 1
     logits, targets = logits.reshape(-1, logits.shape[-1])[::stride], targets.reshape(-1)[::stride]
     weights = torch.ones_like(targets, dtype=torch.float32)
     if by_class and seen.ignore_index is not None:

@@ -41,6 +41,10 @@ class Cadence:
         self._every = None if budget.is_never else rate.steps(budget)
         if self._every is not None:
             self._every = max(1, self._every)
+        # Whole epochs drift by up to a step each where an epoch is not a whole number of steps: they go by rows.
+        self._rows = (0, 0)
+        if budget.epochs and self._every == rate.steps(Budget(epochs=budget.epochs)):
+            self._rows = rate.rows_per_step, round(budget.epochs * rate.epoch_rows)
         self._every_s = None if budget.is_never else budget.seconds
         self._times_due = self._times(elapsed_s)
 
@@ -48,6 +52,9 @@ class Cadence:
         if self._times(elapsed_s) > self._times_due:
             self._times_due = self._times(elapsed_s)
             return True
+        rows_per_step, every_rows = self._rows
+        if every_rows >= rows_per_step > 0:
+            return step > 0 and step * rows_per_step // every_rows > (step - 1) * rows_per_step // every_rows
         return self._every is not None and step > 0 and step % self._every == 0
 
     def _times(self, elapsed_s: float) -> int:

@@ -101,16 +101,17 @@ class Setup:
 
     def definitions(self) -> dict[str, Any]:
         """What each eval counts: what a verdict needs to be the same in both runs."""
-        found = {}
+        found, identity = {}, self.recipe.identity()
         for name, stream in self.evaluator.streams.items():
             rows = self.evaluator.rows(stream)
-            found[f"eval/{name}"] = {
-                **self.recipe.identity().metrics,
+            of_all = {
                 "eval set": stream.fingerprint,
                 "rows": len(rows),
                 "rows_hash": hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest(),
                 "reduction": "sum over targets / number of targets",
             }
+            found[f"eval/{name}"] = {**identity.metrics, **of_all}
+            found |= {f"eval/{name}/{part}": {**counts, **of_all} for part, counts in identity.parts.items()}
         return found
 
     def prefetcher(self, workers: int | None = None) -> Prefetcher:

@@ -53,5 +53,10 @@ class Series(NamedTuple):
         values = self.finite.values
         return float(SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) else float("nan")
 
+    @property
+    def jumps(self) -> Series:
+        """From each value to the next; their sigma says how rough a curve is, whichever way it goes."""
+        return Series(self.steps[1:], np.diff(self.values))
+
 
 EMPTY = Series(np.zeros(0, np.int64), np.zeros(0))

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from rung.cli import cli
 from rung.errors import UserError
-from tests.compare.made import CONFIG, changed, make_run
+from tests.compare.made import CONFIG, DERIVED, changed, make_run
 
 
 @pytest.fixture
@@ -85,6 +85,15 @@ def test_standard_output_writes_nothing(root: Path) -> None:
 
 def test_json_names_what_was_written(root: Path) -> None:
     assert json.loads(report("piano/2", "--json").output) == ["runs/piano/2/report.md", "runs/piano/2/loss.svg"]
+
+
+def test_epochs_lie_beside_the_page(root: Path) -> None:
+    make_run(root, derived={**DERIVED, "epoch_rows": 160})
+    names = json.loads(report("piano/3", "--json").output)
+    assert names == [f"runs/piano/3/{name}" for name in ("report.md", "epochs.json", "loss.svg")]
+    assert [one["epoch"] for one in json.loads(Path(names[1]).read_text())] == [1, 2, 3, 4]
+    assert report("piano/3", "--out", "one", "--html").exit_code == 0
+    assert files(Path("one")) == {"report.html"}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_it_reads_like_a_book(make: Make, tmp_path: Path, repo: Path) -> None:
     (second.path / "report.md").write_text("x")
     page = page_of(root)
     heads = re.findall(r"^## (.*)$", page, re.M)
-    assert heads == ["tree", "RUN 1", "RUN 2"]
+    assert heads == ["tree", "experimental settings of piano/2", "RUN 1", "RUN 2"]
     assert "> depth scaling\\\n> might not work" in part_of(page, "RUN 1")
     told = part_of(page, "RUN 2")
     assert "`optimizer.grad_clip` `1.0` → `0.5` since `piano/1`" in told

@@ -80,6 +80,24 @@ def test_another_meaning_of_the_metric_is_incomparable(root: Path) -> None:
     assert judge(a, b).word == "BETTER"
 
 
+def test_a_metric_with_a_definition_of_its_own_is_judged_by_that(root: Path) -> None:
+    """A part of the loss that no mask changes, under two masks."""
+    masks = [{"eval set": "chain/val", "mask": mask} for mask in ("none", "no specials")]
+    own = {"eval set": "chain/val", "counts": "every code"}
+    known = [{"eval/val": mask, "eval/val/loss": own} for mask in masks]
+    a = [make(root, seed, 1 + seed / 1000, definitions=known[0]) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.5 + seed / 999, key=0.2, definitions=known[1]) for seed in (1, 2, 3)]
+    assert judge(a, b, metric="val/loss").word == "BETTER"
+    other = {"eval/val": masks[0], "eval/val/loss": {**own, "counts": "another"}}
+    b = [make(root, seed, 0.5 + seed / 999, key=0.2, definitions=other) for seed in (1, 2, 3)]
+    assert judge(a, b, metric="val/loss").word == "INCOMPARABLE"
+    # Only which way is better: what is counted is left to the eval set.
+    for_a, for_b = ({"eval/val": mask, "eval/val/loss": {"better": "lower"}} for mask in masks)
+    a = [make(root, seed, 1 + seed / 1000, definitions=for_a) for seed in (1, 2, 3)]
+    b = [make(root, seed, 0.5 + seed / 999, key=0.2, definitions=for_b) for seed in (1, 2, 3)]
+    assert judge(a, b, metric="val/loss").word == "INCOMPARABLE"
+
+
 def test_no_shared_step_and_no_metric_are_incomparable(root: Path) -> None:
     a = [make(root, 1, every=10)]
     assert judge(a, [make(root, 1, key=0.2, losses=[])]).word == "INCOMPARABLE"

@@ -163,6 +163,31 @@ class TestEntropy:
         made.parent = parent
         assert severity(made, "A5") == "info"
 
+    def test_the_entropy_of_every_step_comes_before_that_of_looks(self) -> None:
+        """At the usual distance of looks there are three in 300 steps: too few to tell anything."""
+        rng, noise = np.random.default_rng(0), np.random.default_rng(1).standard_normal(600) / 100
+        rises, falls = np.linspace(3.2, 3.3, 600) + noise, np.linspace(3.3, 3.2, 600) + noise
+
+        def made(entropy: np.ndarray) -> History:
+            one = answers(600, every=100)
+            one.rows["entropy"] = series(entropy.tolist(), list(range(600)))
+            return one
+
+        assert severity(made(rises), "A5") == "info"
+        assert severity(made(falls), "A5") is None
+        rough = made(falls + rng.standard_normal(600) / 5)
+        assert severity(rough, "A5") is None
+        rough.parent = made(falls)
+        assert severity(rough, "A5") == "info"
+        rough.parent = answers(600, entropy=np.linspace(3.3, 3.2, 60))  # looks and steps cannot be compared
+        assert severity(rough, "A5") is None
+
+    def test_a_short_run_without_looks(self) -> None:
+        made = history({"loss": np.linspace(3, 1, 250).tolist(), "entropy": np.linspace(1, 2, 250).tolist()})
+        assert severity(made, "A5") == "info"
+        made.is_script = True  # the entropy of a policy, say
+        assert severity(made, "A5") is None
+
 
 def stream_of(scale: float, init_from: str = "scratch_next_token", depth: int = 6, width: int = 32) -> History:
     """A residual stream that starts at 1 and gains a factor `scale` per block."""

@@ -353,3 +353,21 @@ def test_half_precision_and_a_module_called_twice() -> None:
     assert look.reason == ""
     assert list(column(looked, "units", "silent")) == ["inner.1", "inner.1#2"]
     assert {"inner", "inner#2"} <= set(column(looked, "modules", "peak"))
+
+
+@pytest.mark.parametrize("num_codebooks", [2, 3, 4, 8, 9, 12])
+def test_every_codebook_is_looked_at(num_codebooks: int) -> None:
+    """Targets come flat, codebooks last: a stride that divides them would see one of them alone."""
+    model = nn.Linear(1, 8)
+    sizes = torch.linspace(0, 9, num_codebooks)  # from evenly spread to certain
+
+    def loss(batch: Batch, draw: Draw) -> Loss:
+        logits = batch["x"].new_zeros(1, 508, num_codebooks, 8)
+        logits[..., 0] = sizes
+        each = F.cross_entropy(logits.flatten(0, -2), torch.zeros(508 * num_codebooks, dtype=torch.long))
+        return Loss(each, torch.tensor(1.0))
+
+    _, looked = look_at(model, {"x": torch.zeros(1, 508 * num_codebooks)}, loss)
+    one_of_each = F.one_hot(torch.tensor(0), 8) * sizes[:, None]
+    expected = torch.distributions.Categorical(logits=one_of_each).entropy().mean().item()
+    assert looked.scalars["logits/entropy"].item() == pytest.approx(expected, rel=0.05)

@@ -86,3 +86,14 @@ def test_count_and_clock_together() -> None:
     cadence = Cadence(Budget.parse("10 steps, 60 s"), RATE, elapsed_s=0.0)
     due = [step for step in range(25) if cadence.due(step, elapsed_s=step * 8.0)]
     assert due == [8, 10, 15, 20, 23]  # by clock after 60, 120 and 180 s, by count at 10 and 20
+
+
+@given(rates, st.integers(1, 3))
+def test_epochs_are_due_where_they_end_and_do_not_drift(rate: Rate, epochs: int) -> None:
+    """A row more than a step each epoch would be a whole epoch off after some hundred."""
+    if epochs * rate.epoch_rows < rate.rows_per_step or rate.epoch_rows > 400 * rate.rows_per_step:
+        return
+    cadence = Cadence(Budget(epochs=float(epochs)), rate, 0.0)
+    last = rate.steps(Budget(epochs=4.0 * epochs)) or 0
+    ends = [rate.steps(Budget(epochs=float(k * epochs))) for k in range(1, 5)]
+    assert [step for step in range(last + 1) if cadence.due(step, 0.0)] == ends

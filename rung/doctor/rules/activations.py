@@ -198,30 +198,33 @@ def logit_drift(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-@rule("A5", "Output entropy off", needs=("logits/entropy", "logits/vocab", "logits/top1"))
+@rule("A5", "Output entropy off", needs=("entropy|logits/entropy",))
 def output_entropy(history: History) -> Iterator[Finding]:
     """Predictions that are more certain than right, entropy that does not follow the loss, and jumpy entropy."""
     names = ("entropy", "vocab", "loss", "top1", "target_entropy", "target_share")
     looks = {name: history[f"logits/{name}"].finite for name in names}
     targets = history["logits/targets"].last(3)
-    if any(len(looks[name]) < 3 for name in ("entropy", "vocab", "top1")) or targets.median < FEWEST_TARGETS:
-        return
-    recent = {name: series.last(3).median for name, series in looks.items()}
-    collapse = _collapse(history, recent)
-    if collapse is not None:
-        yield collapse
-        return
+    needed = ("logits/entropy", "logits/vocab", "logits/top1")
+    if all(len(history[name].finite) >= 3 for name in needed) and targets.median >= FEWEST_TARGETS:
+        recent = {name: series.last(3).median for name, series in looks.items()}
+        collapse = _collapse(history, recent)
+        if collapse is not None:
+            yield collapse
+            return
     span = history.end - 3 * WINDOW, history.end
-    entropy, losses = looks["entropy"].between(*span), looks["loss"].between(*span)
+    entropy, losses, unit = entropy_of(history)
+    entropy, losses = entropy.between(*span), losses.between(*span)
     if len(entropy) >= 10 and entropy.steps[-1] - entropy.steps[0] >= 2 * WINDOW:
         (slope, p), (fall, p_fall) = theil_sen(*entropy), theil_sen(*losses)
         if slope >= 0 and fall < 0 and p < 0.01 and p_fall < 0.01:
+            alone = looks["target_entropy"].last(3).median
             yield Finding(
                 "info",
                 f"over 300 steps the loss fell by {-fall * WINDOW:.3g} per 100 steps, but the entropy of predictions "
                 f"rose by {slope * WINDOW:.3g}: the model improves by being less certain",
-                evidence=[f"p {p:.2g} and {p_fall:.2g}; entropy {recent['entropy']:.3g}, loss {recent['loss']:.3g}, "
-                          f"entropy of the targets alone {recent['target_entropy']:.3g} nats"],
+                evidence=[f"p {p:.2g} and {p_fall:.2g}; entropy {entropy.last(10).median:.3g}, loss "
+                          f"{losses.last(10).median:.3g} in the last ten {unit}",
+                          *([f"entropy of the targets alone {alone:.3g} nats"] if math.isfinite(alone) else [])],
                 ruled_out=["a model that was too certain at the start: that is over within a few hundred steps"],
                 probe="look at the loss per class of target: which classes improved?",
                 remedy="look for targets that are mostly noise, and for a loss term that rewards uncertainty",
@@ -229,19 +232,29 @@ def output_entropy(history: History) -> Iterator[Finding]:
     # Entropy that jumps more than three times as much as in the parent at the same steps.
     if history.parent is None:
         return
-    both = [entropy, history.parent["logits/entropy"].finite.between(*span)]
-    ours, theirs = (Series(series.steps[1:], np.diff(series.values)) for series in both)
-    if len(ours) >= 10 and len(theirs) >= 10 and ours.sigma > 3 * theirs.sigma > 0:
+    before, _, unit_before = entropy_of(history.parent)
+    ours, theirs = entropy.jumps, before.between(*span).jumps
+    if unit == unit_before and len(ours) >= 10 and len(theirs) >= 10 and ours.sigma > 3 * theirs.sigma > 0:
         yield Finding(
             "info",
-            f"the entropy of the predictions jumps {ours.sigma / theirs.sigma:.1f} times as much between looks as in "
+            f"the entropy of the predictions jumps {ours.sigma / theirs.sigma:.1f} times as much between {unit} as in "
             f"{history.parent.run_id} (limit 3)",
             evidence=[f"spread of the jumps {ours.sigma:.3g} nats here, {theirs.sigma:.3g} there, over "
-                      f"{len(ours)} and {len(theirs)} looks up to step {history.end}"],
-            ruled_out=["different spacing of the looks: both runs use the same"],
+                      f"{len(ours)} and {len(theirs)} {unit} up to step {history.end}"],
+            ruled_out=[f"different spacing of the {unit}: both runs use the same"],
             probe="compare norm and lr of the two runs at these steps",
             remedy="look at what was changed: a smaller batch or a higher learning rate does this",
         )  # fmt: skip
+
+
+def entropy_of(history: History) -> tuple[Series, Series, str]:
+    """The output entropy, the loss of the same predictions, and what there is one of each at.
+
+    At steps, where the loss of a recipe has a part `entropy`, else at looks; what a script calls so may be anything.
+    """
+    if len(entropy := history["entropy"].finite) and not history.is_script:
+        return entropy, history["loss"].finite, "steps"
+    return history["logits/entropy"].finite, history["logits/loss"].finite, "looks"
 
 
 def _collapse(history: History, recent: dict[str, float]) -> Finding | None:
