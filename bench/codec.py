@@ -99,7 +99,7 @@ def material() -> tuple[Sounds, Sounds]:
     for wanted_s, excerpt_s in ((FIT_S, FIT_EXCERPT_S), (SCORE_S, SCORE_EXCERPT_S)):
         taken: Sounds = []
         while sum(map(len, taken)) < wanted_s * RATE:
-            sound = next(mixed).read(RATE).mean(axis=1)
+            sound = next(mixed).read(RATE).sound.mean(axis=1)
             first = len(sound) // 4  # beginnings are often quiet
             taken.append(sound[first : first + excerpt_s * RATE].astype(np.float32))
         lists.append(taken)

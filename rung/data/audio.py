@@ -53,16 +53,29 @@ class Levels(NamedTuple):
     dc_offset: float  # of the worse channel
 
 
+class Recording(NamedTuple):
+    """A sound that was read, and what the file itself was like before it was resampled."""
+
+    sound: np.ndarray  # float32 (samples, 1 or 2 channels), peaks within 1
+    num_channels: int  # of the file
+    levels: Levels  # of its first two channels
+
+
 # Reading
 
 
 def read_audio(source: Path, sample_rate: int) -> np.ndarray:
+    """The sound of read_recording()."""
+    return read_recording(source, sample_rate).sound
+
+
+def read_recording(source: Path, sample_rate: int) -> Recording:
     """The sound as float32 (samples, 1 or 2 channels) at `sample_rate`, peaks within 1.
 
     Of more than two channels the first two are taken, the front left and right of every format; they are not mixed. A
     sound that peaks above 1, as lossy formats and floats may, is scaled down as a whole.
     """
-    soundfile, soxr = _libraries()
+    soundfile, _ = _libraries()
     name = _shown(source)
     try:
         with source.open("rb") as file:
@@ -84,19 +97,29 @@ def read_audio(source: Path, sample_rate: int) -> np.ndarray:
         ) from error
     if kind != "mp3" and len(sound) < num_frames:  # the length of an MP3 is an estimate
         raise _cut_off(name, f"its header says {num_frames} samples, {len(sound)} are there")
+    num_channels = sound.shape[1]
     sound = sound[:, :2]
     if not len(sound):
         raise _empty(name)
+    scale, found = _check_sound(sound, rate, name, is_float=subtype in ("FLOAT", "DOUBLE"))
+    return Recording(resample(sound / np.float32(scale), rate, sample_rate), num_channels, found)
+
+
+def check_sound(sound: np.ndarray, sample_rate: int, name: str, *, is_float: bool) -> float:
+    """Refuses what cannot be learned from: NaN, silence, clipping. Returns what brings the sound to full scale, as a
+    divisor: in floats a peak above 1 is another scale; in all else it is a decoder that overshoots a loud master."""
+    return _check_sound(sound, sample_rate, name, is_float=is_float)[0]
+
+
+def _check_sound(sound: np.ndarray, sample_rate: int, name: str, *, is_float: bool) -> tuple[float, Levels]:
     num_bad = int((~np.isfinite(sound)).sum())
     if num_bad:
         raise DataError(
             f"{name} has {num_bad} samples that are NaN or infinite, of {sound.size}; export it again",
             code="audio-not-finite",
         )
-    peak = float(np.abs(sound).max())
-    # In a file of floats a peak above 1 is another scale; in every other it is a decoder that overshoots a loud master.
-    scale = max(peak, 1.0) if subtype in ("FLOAT", "DOUBLE") else 1.0
-    found = levels(sound / np.float32(scale), rate)
+    scale = max(float(np.abs(sound).max(initial=0.0)), 1.0) if is_float else 1.0
+    found = levels(sound / np.float32(scale), sample_rate)
     if found.silent_share > MOST_SILENT:
         raise DataError(
             f"{name} is silent: {found.silent_share:.0%} of it lies below {SILENCE_DB:.0f} dB of full scale, the limit "
@@ -109,8 +132,14 @@ def read_audio(source: Path, sample_rate: int) -> np.ndarray:
             f"more, the limit is {100 * MOST_CLIPPED:g} %; record or export it with a lower gain",
             code="audio-clipped",
         )
+    return scale, found
+
+
+def resample(sound: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
+    """(samples,) or (samples, channels) at another rate, float32, scaled down as a whole where it peaks above 1."""
+    _, soxr = _libraries()
     if rate != sample_rate:
-        sound = soxr.resample(sound / np.float32(scale), rate, sample_rate)
+        sound = soxr.resample(sound, rate, sample_rate)
     sound = sound.astype(np.float32, copy=False)
     return np.ascontiguousarray(sound / max(float(np.abs(sound).max(initial=0.0)), 1.0), np.float32)
 

@@ -123,8 +123,9 @@ class Sampling:
         "that which top_k codes may be drawn.",
     )
     guidance_scale: float = key(
-        3.0, "How much: in musicgen 1 is none, in dia 0 is none; both then need one forward instead of two.", low=0
-    )
+        3.0, "How much: in musicgen 1 is none, in dia 0 is none; both then need one forward instead of two.", low=0,
+        high=100,
+    )  # fmt: skip
     prompt: str = key("", "What it should sound like; empty takes texts of held-out pieces.")
     audio: str = key("", "A sound file to continue; empty begins from nothing.")
 

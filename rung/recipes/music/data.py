@@ -1,22 +1,26 @@
 """Prepares music: tracks of a source become a store of codes, with the codec that made them beside it.
 
-All tracks of a piece go to one split. The codec is fitted to training tracks alone, or is the one that is named, or
-that of the data which is replaced, so that trained models stay of use. What cannot be used is listed with the reason,
-and never trained on.
+Files are read twice: to know which can be used and how long they last, and to encode them. Only what can be used is
+split, by time, all tracks of a piece together. The codec is fitted to training tracks alone, or is the one that is
+named, or that of the data which is replaced, so that trained models stay of use. What cannot be used is listed with the
+reason, and never trained on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rung import units
-from rung.data.audio import levels
+from rung.config import load_file
+from rung.data.audio import MOST_SILENT, SILENCE_DB, Recording, levels
 from rung.data.store import Store, StoreWriter, place
 from rung.errors import DataError
 from rung.random import key_of
@@ -25,14 +29,16 @@ from rung.recipes.music import config as keys
 from rung.recipes.music.sources import SPLITS, Source, Track
 from rung.recipes.music.spectra import log_mel_distance, si_sdr
 from rung.text import printable
+from rung.units import plural
 
 if TYPE_CHECKING:
     from rung.recipes.music.codec import Codec
 
-HELD_OUT = 0.06  # of the pieces, for validation and again for test
-MANY = 6  # pieces of a folder
+HELD_OUT = 0.06  # of the time, for validation and again for test
+MANY = 16  # pieces of a folder that is split by itself: one of them is about that share
 MOST_HEARD, HEARD_S = 8, 10.0  # held-out tracks that the codec is measured on, and how much of each
 SHORTEST_S = 1.0
+LITTLE_S = 10.0  # a validation split that is shorter says little
 CODEC = "codec.json"  # in the folder of a codec, and in a store beside its codes
 CODEC_KEYS = ("sample_rate", "hop", "num_codebooks", "codebook_size")
 
@@ -55,9 +61,17 @@ def prepare(
     before = out if (out / CODEC).is_file() else None
     with StoreWriter(out, kind="music", replace=replace) as writer:  # first: a name that is taken is found at once
         found = find_source(source, cfg.dataset.minutes, seed, report)
-        split_of = assign_splits(found.tracks, seed)
         quarantined = list(found.quarantined)
-        codec, origin = _codec(cfg.codec, before, found.tracks, split_of, quarantined, seed, report, device)
+        codec, origin, notes = _given_codec(cfg.codec, before, device)
+        sample_rate = cfg.codec.sample_rate if codec is None else codec.sample_rate
+        tracks = _usable(found.tracks, sample_rate, cfg.dataset.stereo, quarantined, report)
+        if not tracks:
+            raise _nothing(quarantined)
+        # Of the embedded music both kinds are held out, however few pieces there are.
+        split_of = assign_splits(tracks, seed, MANY if source is not None else 2)
+        if codec is None:
+            train = [track for track in tracks if split_of[track.piece] == "train"]
+            codec = _fitted(cfg.codec, train, cfg.dataset.stereo, seed, report, device)
         settings: dict[str, Any] = {"stereo": cfg.dataset.stereo, "seed": seed, "codec": {"name": cfg.codec.name}}
         settings["codec"] |= {one: getattr(codec, one) for one in CODEC_KEYS}
         if origin == "fitted":
@@ -69,7 +83,7 @@ def prepare(
         writer.info.update(name=name, settings=settings, source=found.name, stereo=cfg.dataset.stereo)
         about = {one: getattr(codec, one) for one in ("name", "hash", *CODEC_KEYS)}
         writer.info["codec"] = about | {"kind": cfg.codec.name, "bits_per_s": codec.bits_per_s, "origin": origin}
-        writer.info["quarantined"] = quarantined  # encoding adds to it
+        writer.info.update(quarantined=quarantined, remarks=found.remarks, notes=notes)  # encoding adds to the first
         if cfg.codec.name == "rvq":
             with tempfile.TemporaryDirectory() as folder:
                 codec.save(Path(folder))
@@ -77,7 +91,7 @@ def prepare(
                     writer.file(file.name, file.read_bytes())
         else:  # weights of others stay where they are; the hash tells whether they are still the same
             writer.info["codec"]["path"] = str(codec_folder(cfg.codec.path).resolve())
-        return _write(writer, codec, found.tracks, split_of, quarantined, report)
+        return _write(writer, codec, tracks, split_of, quarantined, report)
 
 
 def find_source(source: Path | None, minutes: float, seed: int, report: Report) -> Source:
@@ -90,27 +104,44 @@ def find_source(source: Path | None, minutes: float, seed: int, report: Report) 
     return from_folder(source, report)
 
 
-def assign_splits(tracks: list[Track], seed: int) -> dict[str, str]:
-    """Split of each piece: the publisher's, or in an order that only the seed and the name decide.
+def assign_splits(tracks: Sequence[Track], seed: int, many: int = MANY) -> dict[str, str]:
+    """Split of each piece: the publisher's, or by time, in an order that only the seed and the name decide.
 
-    Pieces of a folder that has many of them are held out by that folder, so that every kind of music is evaluated.
+    Pieces of a folder with `many` of them are held out by that folder, so that every kind of music is evaluated.
     """
     split_of = {track.piece: track.split for track in tracks if track.split is not None}
-    free = sorted({track.piece for track in tracks} - split_of.keys())
-    folders = Counter(piece.partition("/")[0] for piece in free)
-    groups: dict[str, list[str]] = {}
-    for piece in free:
+    seconds: dict[str, float] = {}
+    for track in tracks:
+        if track.piece not in split_of:
+            seconds[track.piece] = seconds.get(track.piece, 0.0) + (track.seconds or 0.0)
+    folders = Counter(piece.partition("/")[0] for piece in seconds)
+    groups: dict[str, dict[str, float]] = {}
+    for piece in sorted(seconds, key=lambda piece: (key_of(seed, "split", piece), piece)):
         folder = piece.partition("/")[0]
-        groups.setdefault(folder if folders[folder] >= MANY else "", []).append(piece)
-    for pieces in groups.values():
-        pieces.sort(key=lambda piece: (key_of(seed, "split", piece), piece))
-        num_held = max(1, round(HELD_OUT * len(pieces))) if len(pieces) >= 3 else 0
-        split_of |= dict.fromkeys(pieces, "train")
-        split_of |= dict.fromkeys(pieces[:num_held], "validation")
-        split_of |= dict.fromkeys(pieces[num_held : 2 * num_held], "test")
-        if len(pieces) == 2:
-            split_of[pieces[0]] = "validation"
+        groups.setdefault(folder if folders[folder] >= many else "", {})[piece] = seconds[piece]
+    for group in groups.values():
+        split_of |= dict.fromkeys(group, "train") | _held_out(group)
     return split_of
+
+
+def _held_out(seconds: dict[str, float]) -> dict[str, str]:
+    """Which pieces of these, in their order, are held out, and for which split."""
+    longest = max(seconds, key=lambda piece: seconds[piece])
+    others = [piece for piece in seconds if piece != longest]
+    if len(others) < 2:
+        return dict.fromkeys(others, "validation")
+    # The longest piece is for training, and none that is both long for its set and more than a whole share is held out.
+    share = HELD_OUT * sum(seconds.values())
+    most = max(share, float(np.median([*seconds.values()])))
+    first, second, *rest = [piece for piece in others if seconds[piece] <= most]
+    found, held = {first: "validation", second: "test"}, {"validation": seconds[first], "test": seconds[second]}
+    for piece in rest:
+        split = next((split for split in held if held[split] + seconds[piece] / 2 <= share), None)
+        if split is None:
+            break
+        found[piece] = split
+        held[split] += seconds[piece]
+    return found
 
 
 def codec_folder(named: str) -> Path:
@@ -125,39 +156,94 @@ def codec_folder(named: str) -> Path:
     )
 
 
-def read_track(track: Track, sample_rate: int, stereo: bool) -> list[np.ndarray]:
-    """Its sides as (N,) float32: left and right, a mono one twice, or the mean of both."""
-    sound = track.read(sample_rate)
+def read_track(track: Track, sample_rate: int, stereo: bool) -> tuple[list[np.ndarray], Recording]:
+    """Its sides as (N,) float32: left and right, a mono one twice, or the mean of both; and what they were made of."""
+    recording = track.read(sample_rate)
+    sound = recording.sound
     if len(sound) < SHORTEST_S * sample_rate:
         problem = f"lasts {len(sound) / sample_rate:.2f} s, less than {SHORTEST_S:g} s"
         raise DataError(problem, code="too-short")
-    if not stereo:
-        return [np.ascontiguousarray(sound.mean(axis=1, dtype=np.float32))]
-    return [np.ascontiguousarray(sound[:, 0]), np.ascontiguousarray(sound[:, -1])]
+    sides = [sound[:, 0], sound[:, -1]] if stereo else [sound.mean(axis=1, dtype=np.float32)]
+    silent = levels(np.stack(sides, axis=1), sample_rate).silent_share
+    if silent > MOST_SILENT:  # though the file was not: what cancels out, or lies above half the sample rate
+        how = f"at {sample_rate} samples a second" if stereo else f"mixed to one channel at {sample_rate} Hz"
+        remedy = "" if stereo or sound.shape[1] == 1 else "; dataset.stereo=true keeps left and right apart"
+        problem = f"is silent once it is {how}: {silent:.0%} of it lies below {SILENCE_DB:.0f} dB of full scale"
+        raise DataError(problem + remedy, code="audio-silent")
+    return [np.ascontiguousarray(side) for side in sides], recording
 
 
-def _codec(
-    cfg: keys.Codec, before: Path | None, tracks: list[Track], split_of: dict[str, str],
-    quarantined: list[dict[str, str]], seed: int, report: Report, device: str,
-) -> tuple[Codec, str]:  # fmt: skip
-    """The codec, and where it comes from."""
-    import torch
+def audible_frame(sound_N: np.ndarray, hop: int, num_frames: int, wanted: int) -> int:
+    """The frame nearest to `wanted` at which `num_frames` begin that are silent for less than half of the time, or for
+    as little as there is."""
+    total = len(sound_N) // hop
+    if total <= num_frames:
+        return 0
+    is_loud = np.abs(sound_N[: total * hop]).reshape(total, hop).max(axis=1) > 10 ** (SILENCE_DB / 20)
+    num_loud = np.concatenate([[0], np.cumsum(is_loud)])
+    num_loud = num_loud[num_frames:] - num_loud[:-num_frames]
+    places = np.flatnonzero(num_loud >= min(num_frames / 2, num_loud.max()))
+    return int(places[np.abs(places - wanted).argmin()])
 
+
+def _usable(
+    tracks: list[Track], sample_rate: int, stereo: bool, quarantined: list[dict[str, str]], report: Report
+) -> list[Track]:
+    """Those that can be read, with their lengths; the others are added to the list."""
+    found = []
+    for number, track in enumerate(tracks):
+        report("checking", number, len(tracks))
+        if track.seconds is None:
+            try:
+                sides, _ = read_track(track, sample_rate, stereo)
+            except DataError as error:
+                quarantined.append({"file": track.name, "reason": str(error)})
+                continue
+            track = changed(track, seconds=len(sides[0]) / sample_rate)
+        found.append(track)
+    report("checking", len(tracks), len(tracks))
+    return found
+
+
+def _given_codec(cfg: keys.Codec, before: Path | None, device: str) -> tuple[Codec | None, str, list[str]]:
+    """The codec, None if it is to be fitted; where it comes from; and what was decided against what was asked."""
     from rung.recipes.music.codec import open_codec
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     if cfg.path:
-        return open_codec(cfg.name, codec_folder(cfg.path), device), f"of {cfg.path}"
-    if before is not None and not cfg.fit:
-        codec = open_codec(cfg.name, before, device)
-        if all(getattr(codec, one) == getattr(cfg, one) for one in CODEC_KEYS):
-            return codec, "that of the data before"
+        codec = open_codec(cfg.name, codec_folder(cfg.path), _device(device))
+        usual = keys.Codec()  # of other codecs nobody expects the sizes that rvq has by default
+        asked = {one: getattr(cfg, one) for one in CODEC_KEYS}
+        ignored = [
+            f"codec.{one}={value}, it has {getattr(codec, one)}"
+            for one, value in asked.items()
+            if value != getattr(codec, one) and (cfg.name == "rvq" or value != getattr(usual, one))
+        ]
+        note = f"no effect on the codec of {cfg.path}: {'; '.join(ignored)}"
+        return codec, f"of {cfg.path}", [note] if ignored else []
+    if before is None or cfg.fit:
+        return None, "fitted", []
+    codec = open_codec(cfg.name, before, _device(device))
+    if other := [one for one in CODEC_KEYS if getattr(codec, one) != getattr(cfg, one)]:
+        why = "; ".join(f"codec.{one}={getattr(cfg, one)}, it has {getattr(codec, one)}" for one in other)
+        note = f"the codec of the data before was not kept: {why}; models trained on its codes do not read these"
+        return None, "fitted", [note]
+    return codec, "that of the data before", []
+
+
+def _device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _fitted(cfg: keys.Codec, tracks: list[Track], stereo: bool, seed: int, report: Report, device: str) -> Codec:
+    """A codec of these tracks: one after the other, an equal share of each, from a random place, as quiet openings
+    teach little."""
     from rung.recipes.music.rvq import fit_codec
 
-    # One track after the other, an equal share of each, from a random place: quiet openings teach little.
-    chosen = [track for track in tracks if split_of[track.piece] == "train"]
-    order = sorted(chosen, key=lambda track: key_of(seed, "codec", track.name))
+    order = sorted(tracks, key=lambda track: key_of(seed, "codec", track.name))
     wanted = round(cfg.fit_minutes * 60 * cfg.sample_rate)
     share = max(5 * cfg.sample_rate, wanted // max(1, len(order)))
     sounds: list[np.ndarray] = []
@@ -167,27 +253,41 @@ def _codec(
         if num_read >= wanted:
             break
         try:
-            [sound] = read_track(track, cfg.sample_rate, stereo=False)
+            sides, _ = read_track(track, cfg.sample_rate, stereo)
         except DataError:
             continue  # it is listed when it is encoded
+        sides = [side for side in sides if side.any()]
+        sound = sides[key_of(seed, "codec", track.name, "side") % len(sides)]
         start = key_of(seed, "codec", track.name, "start") % max(1, len(sound) - share)
+        start = cfg.hop * audible_frame(sound, cfg.hop, share // cfg.hop, start // cfg.hop)
         sounds.append(sound[start : start + share])
     if not sounds:
-        raise _nothing(len(tracks), quarantined)
-    codec = fit_codec(
+        raise DataError("no training track could be read a second time; were they moved?", code="data-empty")
+    return fit_codec(
         sounds, sample_rate=cfg.sample_rate, hop=cfg.hop, num_codebooks=cfg.num_codebooks,
-        codebook_size=cfg.codebook_size, steps=cfg.steps, seed=seed, device=device, report=report,
+        codebook_size=cfg.codebook_size, steps=cfg.steps, seed=seed, device=_device(device), report=report,
     )  # fmt: skip
-    return codec, "fitted"
 
 
-def _nothing(num_tracks: int, quarantined: list[dict[str, str]]) -> DataError:
-    why = f"; the first: {quarantined[0]['file']}: {quarantined[0]['reason']}" if quarantined else ""
+def _nothing(quarantined: list[dict[str, str]]) -> DataError:
     return DataError(
-        f"nothing to learn from in {num_tracks} tracks: {len(quarantined)} could not be used{why}; pass --from a "
-        "folder with WAV, FLAC, OGG or MP3 files",
+        f"nothing to learn from: {plural(len(quarantined), 'track')} could not be used ({_reasons(quarantined)}); pass "
+        "--from a folder with other WAV, FLAC, OGG or MP3 files",
         code="data-empty",
     )
+
+
+def _reasons(items: list[dict[str, str]]) -> str:
+    """The first three reasons, each with the first file that it is about."""
+    files: dict[str, list[str]] = {}
+    for item in items:
+        reason = item["reason"].removeprefix(f"{Path(item['file']).name} ")
+        files.setdefault(reason, []).append(item["file"])
+    named = [
+        printable(f"{some[0]}{f' and {len(some) - 1} more' if len(some) > 1 else ''}: {reason}")
+        for reason, some in files.items()
+    ]
+    return "; ".join([*named[:3], *([".."] if len(named) > 3 else [])])
 
 
 def _encoded(
@@ -197,13 +297,14 @@ def _encoded(
     for number, track in enumerate(tracks):
         report("encoding", number, len(tracks))
         try:
-            sides = read_track(track, codec.sample_rate, stereo)
+            sides, recording = read_track(track, codec.sample_rate, stereo)
         except DataError as error:
             quarantined.append({"file": track.name, "reason": str(error)})
             continue
         measured = levels(np.stack(sides, axis=1), codec.sample_rate)._asdict()
+        measured["clipped_share"] = recording.levels.clipped_share  # resampling and mixing hide it
         about = {name: round(float(value), 5) for name, value in measured.items()}
-        about |= {"seconds": round(len(sides[0]) / codec.sample_rate, 2), "channels": len(sides)}
+        about |= {"seconds": round(len(sides[0]) / codec.sample_rate, 2), "channels": recording.num_channels}
         yield track, sides, np.concatenate([codec.encode(side) for side in sides], axis=1), about
     report("encoding", len(tracks), len(tracks))
 
@@ -218,12 +319,17 @@ def _write(
     statistics = {split: CodeStatistics(num_channels, codec.codebook_size) for split in SPLITS}
     counts = {split: {"pieces": 0, "tracks": 0, "texts": 0, "hours": 0.0, "frames": 0} for split in SPLITS}
     pieces: dict[str, set[str]] = {split: set() for split in SPLITS}
-    heard: list[tuple[np.ndarray, np.ndarray]] = []  # beginnings of held-out tracks, and their codes
+    heard: list[tuple[np.ndarray, np.ndarray]] = []  # excerpts of held-out tracks, and their codes
     for track, sides, codes_TC, about in _encoded(codec, tracks, stereo, quarantined, report):
         split = split_of[track.piece]
         if split == "validation" and len(heard) < MOST_HEARD:
+            louder = max(range(len(sides)), key=lambda side: float(np.square(sides[side]).sum()))
             num_frames = min(len(codes_TC), round(HEARD_S * codec.frames_per_s))
-            heard.append((sides[0][: num_frames * codec.hop], codes_TC[:num_frames, : codec.num_codebooks]))
+            first = audible_frame(sides[louder], codec.hop, num_frames, 0)
+            sound = sides[louder][first * codec.hop : (first + num_frames) * codec.hop]
+            books = slice(louder * codec.num_codebooks, (louder + 1) * codec.num_codebooks)
+            if sound.any():
+                heard.append((sound, codes_TC[first : first + num_frames, books]))
         start = writer.append("codes", codes_TC)
         writer.record(
             split=split, start=start, length=len(codes_TC), piece=track.piece, source=track.name, text=track.text,
@@ -239,7 +345,7 @@ def _write(
     for split in SPLITS:
         counts[split] |= {"pieces": len(pieces[split]), "hours": round(counts[split]["hours"], 3)}
     if not counts["train"]["tracks"]:
-        raise _nothing(len(tracks), quarantined)
+        raise _nothing(quarantined)
     writer.info.update(
         counts=counts,
         coverage={split: statistics[split].coverage() for split in SPLITS},
@@ -275,14 +381,21 @@ class CodeStatistics:
     def __init__(self, num_channels: int, codebook_size: int) -> None:
         self.size = codebook_size
         self.single = np.zeros((num_channels, codebook_size), np.int64)
-        self.pairs = [np.zeros(0, np.int64) for _ in range(num_channels)]  # first * size + second, as they came
+        self._pairs = [np.zeros((num_channels, 0), np.int64)]  # of each track: first * size + second, as they came
         self._first = np.zeros((num_channels, codebook_size), np.int64)
 
     def add(self, codes_TC: np.ndarray) -> None:
-        for channel, codes in enumerate(codes_TC.astype(np.int64).T):
+        codes_CT = codes_TC.astype(np.int64).T
+        for channel, codes in enumerate(codes_CT):
             self.single[channel] += np.bincount(codes, minlength=self.size)
             self._first[channel] += np.bincount(codes[:1], minlength=self.size)
-            self.pairs[channel] = np.concatenate([self.pairs[channel], codes[:-1] * self.size + codes[1:]])
+        self._pairs.append(codes_CT[:, :-1] * self.size + codes_CT[:, 1:])
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """(channels, pairs) of all tracks; joined when they are asked for, as joining copies all."""
+        self._pairs = [np.concatenate(self._pairs, axis=1)]
+        return self._pairs[0]
 
     def coverage(self) -> list[dict[str, float]]:
         """Of each channel: codes in use, their perplexity, and the share of the commonest."""
@@ -305,15 +418,16 @@ class CodeStatistics:
         many different ones (Witten-Bell).
         """
         found: dict[str, list[float]] = {"unigram": [], "bigram": []}
+        pairs_of_train, pairs_here = train.pairs, self.pairs
         for channel, counts in enumerate(self.single):
             if not counts.sum():
                 return {}
             shares = (train.single[channel] + 1) / (train.single[channel].sum() + self.size)
             found["unigram"].append(float(-(counts * np.log(shares)).sum() / counts.sum()))
-            seen, times = np.unique(train.pairs[channel], return_counts=True)
+            seen, times = np.unique(pairs_of_train[channel], return_counts=True)
             num_after = np.bincount(seen // self.size, times, self.size)
             num_kinds = np.bincount(seen // self.size, minlength=self.size)
-            pairs = self.pairs[channel]
+            pairs = pairs_here[channel]
             at = np.searchsorted(seen, pairs).clip(max=max(0, len(seen) - 1))
             hits = np.where(seen[at] == pairs, times[at], 0) if len(seen) else np.zeros(len(pairs))
             first, second = pairs // self.size, pairs % self.size
@@ -326,11 +440,13 @@ class CodeStatistics:
 
 def _summary(info: dict[str, Any]) -> str:
     counts, codec, bad = info["counts"], info["codec"], info["quarantined"]
+    length = {split: one["frames"] * codec["hop"] / codec["sample_rate"] for split, one in counts.items()}  # seconds
     total = {key: sum(counts[split][key] for split in SPLITS) for key in counts["train"]}
     sides = "left and right" if info["stereo"] else "mono"
     lines = [
-        f"{total['pieces']} pieces in {total['tracks']} tracks, {total['hours']:.2f} h, {sides}, "
-        f"{units.count(total['frames'])} frames; {total['texts']} tracks have a text",
+        f"{plural(total['pieces'], 'piece')} in {plural(total['tracks'], 'track')}, "
+        f"{units.duration(sum(length.values()))}, {sides}, {units.count(total['frames'])} frames; "
+        f"{total['texts']} of the tracks have a text",
         f"codec {codec['name']} {codec['hash'][:8]} ({codec['origin']}): {codec['num_codebooks']} x "
         f"{codec['codebook_size']} codes, {codec['sample_rate'] / codec['hop']:.4g} frames/s, "
         f"{codec['bits_per_s'] / 1000:.4g} kbit/s a side",
@@ -341,8 +457,8 @@ def _summary(info: dict[str, Any]) -> str:
         )
         lines.append(f"held-out music through it, SI-SDR and log-mel distance: {figures}")
     for split, one in counts.items():
-        frames = f"{one['hours']:.2f} h, {units.count(one['frames'])} frames"
-        text = f"{one['pieces']} pieces, {one['tracks']} tracks, {frames}"
+        text = f"{plural(one['pieces'], 'piece')}, {plural(one['tracks'], 'track')}, {units.duration(length[split])}"
+        text += f", {units.count(one['frames'])} frames"
         if not one["tracks"]:
             text = f"empty: a split by piece needs {2 if split == 'validation' else 3} pieces or more"
         elif baselines := info["baselines"][split]:
@@ -351,16 +467,64 @@ def _summary(info: dict[str, Any]) -> str:
         lines.append(f"  {split:<10}  {text}")
     used = ", ".join(f"{one['used']}" for one in info["coverage"]["train"])
     lines.append(f"codes in use by channel, of {codec['codebook_size']}: {used}")
-    if bad:
-        named = "; ".join(printable(f"{item['file']}: {item['reason']}") for item in bad[:3])
-        lines.append(f"quarantined {len(bad)} tracks ({named}{'; ..' if len(bad) > 3 else ''})")
+    lines += info["notes"]
+    if counts["validation"]["tracks"]:
+        if length["validation"] < LITTLE_S:
+            lines.append(f"validation lasts {units.duration(length['validation'])}: its loss says little; add pieces")
+        if length["train"] < length["validation"]:
+            lines.append("there is less to train on than to validate on; add pieces")
+    for items, what in ((bad, f"quarantined {plural(len(bad), 'sound file')}"), (info["remarks"], "remarks")):
+        if items:
+            lines.append(f"{what} ({_reasons(items)})")
     return "\n".join(lines)
+
+
+class TrainedOn(Store):
+    """Further data to train on, without the pieces that the base holds out.
+
+    A record is left out if its piece is held out in a base of the same source, or if its codes are those of a held-out
+    record. The same recording in another source, cut or encoded otherwise, is not recognised.
+    """
+
+    def __init__(self, whole: Store, base: Store) -> None:
+        self.__dict__.update(vars(whole))
+        held = [n for split in base.splits if split != "train" for n in base.split(split).tolist()]
+        pieces, codes = set[str](), dict[int, set[bytes]]()  # codes by their length, so that few records are read
+        for number in held:
+            pieces.add(base.index[number]["piece"])
+            codes.setdefault(int(base.lengths[number]), set()).add(_codes_digest(base, number))
+        if whole.info["source"] != base.info["source"]:
+            pieces.clear()
+        everything = whole.split("train").tolist() if "train" in whole.splits else []
+        kept = [
+            number
+            for number in everything
+            if whole.index[number]["piece"] not in pieces
+            and not ((same := codes.get(int(whole.lengths[number]))) and _codes_digest(whole, number) in same)
+        ]
+        self.num_left_out, self.num_before = len(everything) - len(kept), len(everything)
+        self._splits = {"train": kept}
+
+    @property
+    def fingerprint(self) -> str:
+        if not self.num_left_out:
+            return super().fingerprint
+        kept = np.array(self._splits["train"], "<i8").tobytes()
+        return f"{super().fingerprint}-{hashlib.blake2b(kept, digest_size=8).hexdigest()}"
+
+
+def _codes_digest(store: Store, number: int) -> bytes:
+    start, length = int(store.starts[number]), int(store.lengths[number])
+    return hashlib.sha256(np.ascontiguousarray(store.arrays["codes"][start : start + length]).tobytes()).digest()
 
 
 def open_store(name: str, key: str = "base_dataset_name") -> Store:
     path = place(name)
     if not path.exists():
+        files = sorted((Path(__file__).parent / "presets").glob("*.yaml"))
+        named = {load_file(file).get("dataset", {}).get("base_dataset_name"): file.stem for file in files}
         command = "rung data music" if name == "music" else f"rung data music --from FOLDER --name {name}"
+        command = f"rung data music preset={named[name]}" if name in named else command
         problem = f"no data at {path}; prepare it with `{command}`, or name another with dataset.{key}"
         raise DataError(problem, code="no-data")
     return Store.open(path, kind="music")
@@ -391,7 +555,8 @@ def original_of(store: Store) -> Callable[[dict[str, Any]], np.ndarray | None]:
 
     def original(record: dict[str, Any]) -> np.ndarray | None:
         try:
-            sides = read_track(tracks[record["source"]], store.info["codec"]["sample_rate"], store.info["stereo"])
+            track = tracks[record["source"]]
+            sides, _ = read_track(track, store.info["codec"]["sample_rate"], store.info["stereo"])
         except (KeyError, DataError):
             return None
         is_same = abs(len(sides[0]) / store.info["codec"]["sample_rate"] - record["seconds"]) < 0.1

@@ -32,6 +32,7 @@ class SamplingParams:
     guidance: Literal["musicgen", "dia"] = "musicgen"
     guidance_scale: float = 1.0
     can_end: bool = False  # whether the model has learned where pieces end
+    num_beyond: int = 0  # frames that go on after the last in channels that are ahead, and are cut off
 
     @property
     def is_guided(self) -> bool:
@@ -49,7 +50,11 @@ def generate(
     generator: torch.Generator | None = None,
     prompt_TC: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """The codes of each row, (T, C) uint16, those of the prompt included; shorter where the model ended the piece."""
+    """The codes of each row, (T, C) uint16, those of the prompt included; shorter where the model ended the piece.
+
+    While the late channels finish the last frames, those ahead hold PAD, as in a row of training that is cut off there;
+    a row that goes on has codes in its place, `num_beyond` of them.
+    """
     num_rows, num_frames, num_given = len(text_BL), params.num_frames, 0 if prompt_TC is None else len(prompt_TC)
     num_steps = num_frames + max(delays)
     if num_steps > model.decoder.shape.context_size:
@@ -72,7 +77,8 @@ def generate(
     rows_BSC = torch.full((num_rows, num_steps + 1, len(delays)), specials.pad, device=device)
     first = num_given + 1  # steps that hold nothing unknown in any channel
     rows_BSC[:, :first] = known_SC[:first]
-    end_B = torch.full((num_rows,), num_frames, device=device)  # the frame after the last
+    cut_at = num_frames + params.num_beyond
+    end_B = torch.full((num_rows,), cut_at, device=device)  # the frame after the last
     with evaluating(model):
         if params.is_guided:
             text_BL, text_length_B = text_BL.repeat(2, 1), torch.cat([text_length_B, torch.zeros_like(text_length_B)])
@@ -95,15 +101,13 @@ def generate(
             has_ended_B = (drawn_BC[:, leader] == specials.eos) & (end_B > frame_C[leader])
             end_B = torch.where(has_ended_B, frame_C[leader], end_B)
             # A channel past the end says so once and is silent then, unless the piece is only cut off there.
-            after_BC = torch.where(
-                (frame_C == end_B[:, None]) & (end_B < num_frames)[:, None], specials.eos, specials.pad
-            )
+            after_BC = torch.where((frame_C == end_B[:, None]) & (end_B < cut_at)[:, None], specials.eos, specials.pad)
             drawn_BC = torch.where(frame_C >= end_B[:, None], after_BC, drawn_BC)
             rows_BSC[:, step] = torch.where(known_SC[step] >= 0, known_SC[step], drawn_BC)
             if bool((step >= end_B + max(delays)).all()):
                 break
     rows = rows_BSC[:, 1:].cpu().numpy().astype(np.uint16)
-    return [undo_delay(row, delays, end) for row, end in zip(rows, end_B.tolist())]
+    return [undo_delay(row, delays, min(end, num_frames)) for row, end in zip(rows, end_B.tolist())]
 
 
 def guide(logits_RCV: Tensor, params: SamplingParams) -> Tensor:

@@ -86,7 +86,8 @@ class MusicLoss:
     """The one loss of training and eval.
 
     `masking` says what counts: codes, the ends of pieces too, or every target. Parts, all unweighted: each codebook's
-    codes, all codes (`codes_only`), and special tokens whether they count or not (`special`).
+    codes, all codes (`codes_only`), special tokens whether they count or not (`special`), and the output entropy of the
+    predictions of what counts (`entropy`).
     """
 
     def __init__(
@@ -113,4 +114,17 @@ class MusicLoss:
         parts: dict[str, Part] = {f"codebook/{name}": (by_channel[c], codes_in[c]) for c, name in enumerate(self.names)}
         parts["codes_only"] = by_channel.sum(), codes_in.sum()
         parts["special"] = each.sum() - by_channel.sum(), (1 - is_code).sum()
+        parts["entropy"] = (entropies(logits, targets, each) * counted).sum(), counted.sum()
         return Loss(losses.sum(), weights.sum(), parts, TargetLosses(losses.detach(), weights, self.names))
+
+
+@torch.no_grad()
+def entropies(logits: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+    """The entropy of each prediction in nats, float32, in the shape of `targets`; `losses` are their cross entropies.
+
+    A loss is the logsumexp less the logit of the target, so the logsumexp is had back for nothing.
+    """
+    logits = logits.float()
+    lse = losses + logits.gather(-1, targets[..., None])[..., 0]
+    log_shares = logits - lse[..., None]
+    return -(log_shares.exp() * log_shares).sum(dim=-1)

@@ -30,11 +30,13 @@ from rung.recipe import (
 )
 from rung.recipes.music import config as keys
 from rung.recipes.music.delay import DelayPattern, Specials, parse_delays
+from rung.units import plural
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rung.data.store import Store
+    from rung.recipes.music.data import TrainedOn
     from rung.recipes.music.model import MusicModel
 
 
@@ -56,9 +58,9 @@ class Music(Recipe, Prepares, Reports, Pretrained):
         return open_store(self.cfg.dataset.base_dataset_name)
 
     @cached_property
-    def extra(self) -> list[Store]:
-        """Further data to train on, refused where its codes mean something else."""
-        from rung.recipes.music.data import open_store
+    def extra(self) -> list[TrainedOn]:
+        """Further data to train on, without what the base holds out; refused where its codes mean something else."""
+        from rung.recipes.music.data import TrainedOn, open_store
 
         stores = []
         for name in self.cfg.dataset.extra_datasets:
@@ -69,10 +71,11 @@ class Music(Recipe, Prepares, Reports, Pretrained):
                 ("stereo", self.store.info["stereo"], store.info["stereo"]),
             ):
                 if ours != theirs:
+                    ours, theirs = (one[:8] if isinstance(one, str) else one for one in (ours, theirs))
                     problem = f"{name} has {what} {theirs}, {base} has {ours}: their codes do not mean the same"
                     remedy = f"prepare it again with codec.path={base} dataset.stereo={self.store.info['stereo']}"
                     raise DataError(f"{problem}; {remedy}", code="data-mismatch")
-            stores.append(store)
+            stores.append(TrainedOn(store, self.store))
         return stores
 
     @property
@@ -124,7 +127,7 @@ class Music(Recipe, Prepares, Reports, Pretrained):
         if split is None:
             parts = [
                 Clips(store, "train", self.pattern, self.channels, learned, random_crop=data.random_crop)
-                for store in (self.store, *self.extra)
+                for store in (self.store, *(store for store in self.extra if len(store.split("train"))))
             ]
             streams["train"] = parts[0] if len(parts) == 1 else Joined(parts)
             if "validation" not in self.store.splits:
@@ -142,8 +145,14 @@ class Music(Recipe, Prepares, Reports, Pretrained):
             streams[name] = one
         return streams
 
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether any piece that is trained on has one."""
+        stores = (self.store, *self.extra)
+        return any(store.index[number].get("text") for store in stores for number in store.split("train").tolist())
+
     def inputs(self) -> Sequence[Input]:
-        return [Input("text", ["text", "text_length"])]
+        return [Input("text", ["text", "text_length"])] if self.has_texts else []
 
     # Model and loss
 
@@ -169,7 +178,8 @@ class Music(Recipe, Prepares, Reports, Pretrained):
         return [Objective("next_code", groups, loss, blocks=[*music.encoder.blocks, *music.decoder.blocks])]
 
     def identity(self) -> Identity:
-        codec = self.store.info["codec"]
+        codec, rows = self.store.info["codec"], f"{self._delay.form}, {self._data.context_size} frames"
+        every_code = {"loss": "cross entropy in nats", "mask": "codes", "rows": rows}  # whatever the run's own mask is
         return Identity(
             {
                 "vocab_size": self.specials.vocab_size, "codec": f"{codec['name']} {codec['hash']}",
@@ -177,8 +187,9 @@ class Music(Recipe, Prepares, Reports, Pretrained):
             },
             {
                 "loss": "cross entropy in nats", "mask": self._masking, "channel_weights": self._weights,
-                "rows": f"{self._delay.form}, {self._data.context_size} frames",
+                "rows": rows,
             },
+            dict.fromkeys(["codes_only", *(f"codebook/{name}" for name in self.names)], every_code),
         )  # fmt: skip
 
     def describe(self, init_from: str) -> Notes:
@@ -189,8 +200,13 @@ class Music(Recipe, Prepares, Reports, Pretrained):
             f"{data.context_size / rate:.3g} s in {self.pattern.num_steps} steps; codec {codec['name']} "
             f"{codec['hash'][:8]}"
         ]
-        if not any(self.store.index[number].get("text") for number in self.store.split("train")[:1000].tolist()):
+        if not self.has_texts:
             lines.append("no track has a text: the model learns without")
+        for name, store in zip(self.cfg.dataset.extra_datasets, self.extra):
+            if store.num_left_out:
+                number = f"{store.num_left_out} of {plural(store.num_before, 'training record')}"
+                base = self.cfg.dataset.base_dataset_name
+                lines.append(f"{number} of {name} left out, as {base} holds out their pieces")
         # Keys of preparation that differ from how it was done would silently do nothing.
         was = {f"codec.{one}": value for one, value in self.store.info["settings"]["codec"].items()}
         was |= {f"dataset.{one}": value for one, value in self.store.info["settings"].items()}
@@ -210,18 +226,25 @@ class Music(Recipe, Prepares, Reports, Pretrained):
         from rung.recipes.music.samples import Sound, samples
 
         cfg, codec = self.cfg.sampling, codec_of(self.store)
-        num_frames, most = round(cfg.seconds * codec.frames_per_s), self._data.context_size
+        # Frames that a row of training holds in all channels.
+        size, late = self._data.context_size, max(self.delays)
+        most = size if self._delay.form == "full" else max(1, size - late)
+        num_frames = max(1, round(cfg.seconds * codec.frames_per_s)) if cfg.seconds else most
         if num_frames > most:
             longest = most / codec.frames_per_s
             problem = f"sampling.seconds={cfg.seconds:g} is more than a row of training, {longest:.4g} s"
             raise ConfigError(f"{problem}; ask for less, or train with a larger data.context_size", code="too-large")
+        # The channels that are ahead go on as far as in training: they have never seen a clip that stops earlier.
         params = SamplingParams(
-            num_frames or most, cfg.temperature, cfg.top_k or None, cfg.top_p, cfg.guidance, cfg.guidance_scale,
-            can_end=self._has_eos and self._masking != "codes",
+            num_frames, cfg.temperature, cfg.top_k or None, cfg.top_p, cfg.guidance, cfg.guidance_scale,
+            can_end=self._has_eos and self._masking != "codes", num_beyond=max(0, min(late, size - num_frames)),
         )  # fmt: skip
         sound = Sound(codec, self.num_codebooks, self.num_sides)
         texts = [cfg.prompt] * cfg.num_samples if cfg.prompt else self._held_out_texts(cfg.num_samples)
-        return samples(cast("MusicModel", model), sound, texts, cfg.audio, params, self.delays, self.specials, draw)
+        return samples(
+            cast("MusicModel", model), sound, texts, cfg.audio, params, self.delays, self.specials, draw,
+            knows_texts=self.has_texts,
+        )  # fmt: skip
 
     def _held_out_texts(self, num: int) -> list[str]:
         split = "validation" if "validation" in self.store.splits else "train"

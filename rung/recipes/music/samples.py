@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rung.data.audio import read_audio, spectrogram_png, wav_bytes
-from rung.errors import DataError
+from rung.errors import ConfigError, DataError, UserError
 from rung.random import Draw
 from rung.recipe import Sample
 from rung.recipes.music.delay import Specials
@@ -48,9 +48,12 @@ class Sound:
 
 def samples(
     model: MusicModel, sound: Sound, texts: Sequence[str], audio: str, params: SamplingParams,
-    delays: Sequence[int], specials: Specials, draw: Draw,
+    delays: Sequence[int], specials: Specials, draw: Draw, *, knows_texts: bool = True,
 ) -> list[Sample]:  # fmt: skip
-    """One clip per text, all at once; with `audio` they continue that file."""
+    """One clip per text, all at once; with `audio` they continue that file.
+
+    A caption says what a listener would not guess: that a text was cut, or means nothing to a model that has seen none.
+    """
     device, text_length = model.offsets_C.device, model.encoder.shape.context_size
     rows = [encode_text(text, text_length) for text in texts]
     text_BL = torch.zeros(len(texts), text_length, dtype=torch.long)
@@ -63,20 +66,39 @@ def samples(
             heard = read_audio(Path(audio), sound.codec.sample_rate)
         except DataError as error:
             raise DataError(f"sampling.audio: {one_line(error)}", code=error.code) from error
-        prompt = sound.encode(heard)[-(params.num_frames // 2) :]  # what comes next depends on what was last
-        given = f"begins with {len(prompt) / sound.codec.frames_per_s:.1f} s of {one_line(Path(audio).name)}"
+        num_kept = params.num_frames // 2
+        if not num_kept:
+            problem = f"{1 / sound.codec.frames_per_s:.3g} s is one frame, which leaves nothing to continue"
+            remedy = f"set sampling.seconds to {2 / sound.codec.frames_per_s:.3g} or more"
+            raise ConfigError(f"{problem}; {remedy}, or leave sampling.audio out", code="too-small")
+        prompt = sound.encode(heard)[-num_kept:]  # what comes next depends on what was last
+        given = f"begins with {len(prompt) / sound.codec.frames_per_s:.3g} s of {one_line(Path(audio).name)}"
     generator = draw.generator("sample", device)
     made = generate(
         model, text_BL.to(device), lengths_B.to(device), params, delays, specials, generator, prompt_TC=prompt
     )
-    found = []
+    found: list[Sample] = []
+    has_pictures = True
     for number, (text, codes) in enumerate(zip(texts, made, strict=True)):
         wave, rate = sound.decode(codes), sound.codec.sample_rate
         seconds = len(codes) / sound.codec.frames_per_s
         ending = ", ended by the model" if len(codes) < params.num_frames else ""
         asked = f'"{one_line(text)}"' if text else "no text"
+        if text and not knows_texts:
+            asked += " (the model has not learned from texts)"
+        elif len(text.encode("utf-8", "replace")) > text_length:
+            asked += f" (cut to its first {len(rows[number])} bytes: data.text_length={text_length})"
         heat = f"temperature {params.temperature:g}, {params.guidance} guidance {params.guidance_scale:g}"
-        caption = f"{asked}: {seconds:.1f} s{ending}, {given}, {heat}"
+        caption = f"{asked}: {seconds:.3g} s{ending}, {given}, {heat}"
+        picture = None
+        try:
+            picture = spectrogram_png(wave, rate, asked) if has_pictures else None
+        except UserError as error:
+            if error.code != "not-installed":
+                raise
+            has_pictures = False
+            caption += f"; no picture: {one_line(error)}"
         found.append(Sample(f"sample-{number}.wav", wav_bytes(wave, rate), caption))
-        found.append(Sample(f"sample-{number}.png", spectrogram_png(wave, rate, asked), caption))
+        if picture is not None:
+            found.append(Sample(f"sample-{number}.png", picture, caption))
     return found

@@ -1,7 +1,8 @@
 """Rows of a store of codes: stretches of pieces, laid out by a delay pattern, with their texts.
 
 A piece is tiled by stretches of `num_frames`; the last one is filled up and knows that the piece ends there. In
-training a row may begin anywhere in its piece instead, so that each epoch has other rows; an eval always has the tiles.
+training a row may begin anywhere in its piece instead, so that each epoch has other rows, which reach its beginning and
+its end as tiles do; an eval always has the tiles.
 
 Shapes: B rows, T frames, C channels, S steps, L bytes of text.
 """
@@ -48,11 +49,17 @@ class Clips(Stream):
         tiles = -(-store.lengths[records] // pattern.num_frames)
         self._first_row = np.concatenate(([0], np.cumsum(tiles)))
         self.num_rows = int(tiles.sum())
-        self.targets_per_row = float(store.lengths[records].sum()) * len(channels) / self.num_rows
+        # Frames that the rows of each piece hold in an epoch; of random ones on average, see _places.
+        lengths, size = store.lengths[records].astype(np.float64), pattern.num_frames
+        if random_crop:
+            early = size // 2
+            held = (early + 1) * size + size * (size - 1) / 2 + size * (lengths - size)
+            lengths = np.where(lengths > size, tiles * held / (lengths + early), lengths)
+        self.targets_per_row = float(lengths.sum()) * len(channels) / self.num_rows
         self.fingerprint = (
             f"{store.fingerprint}/{split}/clips-{pattern.num_frames}-{pattern.num_steps}"
             f"/channels-{'.'.join(map(str, channels))}/delays-{'.'.join(map(str, pattern.delays_C))}/{text}"
-            f"{'/anywhere' if random_crop else ''}"
+            f"{'/anywhere-and-ends' if random_crop else ''}"
         )
         self.about = {"source": store.info.get("source"), "split": split, "codec": store.info["codec"]["hash"]}
 
@@ -74,13 +81,21 @@ class Clips(Stream):
         return {"codes": self._pattern.lay_out(codes, length, ends), "text": text, "text_length": text_length}
 
     def _places(self, ids: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """The record of each row, and the frame in it where the row begins."""
+        """The record of each row, and the frame in it where the row begins.
+
+        A random row of a longer piece begins at any frame with the same chance, and at the first with that of half a
+        row: then each frame is seen equally often, from half to one and a half times as often within the first row, and
+        a piece ends in about one row of an epoch, as with tiles. The tiles share the places out: one draw in each.
+        """
         which = self._first_row.searchsorted(ids, side="right") - 1
-        record = self._records[which]
+        record, tile, size = self._records[which], ids - self._first_row[which], self._pattern.num_frames
         if not self._random_crop or draw.is_eval:
-            return record, (ids - self._first_row[which]) * self._pattern.num_frames
-        room = np.maximum(self._store.lengths[record] - self._pattern.num_frames, 0)
-        return record, draw.integers("crop", room + 1)
+            return record, tile * size
+        lengths, early = self._store.lengths[record], size // 2
+        num_tiles = self._first_row[which + 1] - self._first_row[which]
+        place = (tile + draw.uniform("crop")[:, 0]) / num_tiles * (lengths + early)
+        offset = np.clip(place.astype(np.int64) - early, 0, lengths - 1)
+        return record, np.where(lengths > size, offset, 0)
 
     def _texts(self, record: np.ndarray, draw: Draw) -> list[str]:
         rules = self._text

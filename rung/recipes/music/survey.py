@@ -19,6 +19,7 @@ from rung.data.audio import MOST_DC, spectrogram_png, wav_bytes
 from rung.data.store import Store, write_report
 from rung.errors import DataError
 from rung.recipe import Report
+from rung.recipes.music.data import audible_frame
 from rung.recipes.music.sources import SPLITS
 from rung.recipes.music.spectra import log_mel_distance, si_sdr
 from rung.report.blocks import Block, File, Heading, Page, Paragraph, Picture, Spans, Table, code, link, markdown
@@ -122,6 +123,7 @@ def measure(store: Store, codec: Codec, report: Report) -> dict[str, Any]:
             "tags": tags.most_common(NUM_TAGS),
         },
         "quarantined": list(info.get("quarantined", [])),
+        "remarks": list(info.get("remarks", [])),
         "books": {split: _book_figures(store, split, codec.codebook_size, report) for split in splits},
     }
 
@@ -193,6 +195,13 @@ def _excerpts(
         record = store.index[k]
         length = min(record["length"], max(1, round(EXCERPT_S * rate / codec.hop)))
         first = (record["length"] - length) // 2
+        reference = original(record) if original is not None else None
+        if reference is not None:  # the middle, or where there is something to hear near it
+            reference = np.asarray(reference, np.float32).reshape(len(reference), -1)
+            first = min(
+                audible_frame(np.abs(reference).max(axis=1), codec.hop, length, first), record["length"] - length
+            )
+            reference = reference[first * codec.hop : (first + length) * codec.hop]
         codes = np.asarray(store.arrays["codes"][record["start"] + first : record["start"] + first + length])
         sides = np.split(codes, codes.shape[1] // num_books, axis=1)  # left and right, or one
         name = f"excerpt{position + 1}"
@@ -201,22 +210,19 @@ def _excerpts(
             "text": record.get("text") or "", "start_s": round(first * codec.hop / rate, 3),
             "seconds": round(length * codec.hop / rate, 3), "original": None, "books": [],
         }  # fmt: skip
-        reference = original(record) if original is not None else None
-        if reference is not None:
-            reference = np.asarray(reference, np.float32).reshape(len(reference), -1)
-            reference = reference[first * codec.hop : (first + length) * codec.hop]
-            if len(reference):
-                files[f"{name}-original.wav"] = wav_bytes(reference[:, :2], rate)
-                files[f"{name}-original.png"] = spectrogram_png(reference, rate, f"{record['source']}: original")
-                excerpt["original"] = f"{name}-original"
+        if reference is not None and len(reference):
+            files[f"{name}-original.wav"] = wav_bytes(reference[:, :2], rate)
+            files[f"{name}-original.png"] = spectrogram_png(reference, rate, f"{record['source']}: original")
+            excerpt["original"] = f"{name}-original"
         for num in levels:
             sound = np.stack([codec.decode(side[:, :num]) for side in sides], axis=1)
             stem, title = f"{name}-{num}", f"{record['source']}: {plural(num, 'codebook')}"
             files[f"{stem}.wav"], files[f"{stem}.png"] = wav_bytes(sound, rate), spectrogram_png(sound, rate, title)
             entry: dict[str, Any] = {"books": num, "file": stem, "bits_per_s": _bits_per_s(codec, num) * len(sides)}
-            if excerpt["original"] and reference is not None:
+            if reference is not None and reference.any():
                 both = min(len(reference), len(sound))
-                a, b = reference[:both].mean(1), sound[:both].mean(1)
+                # One side after the other: their mean would be nothing where they cancel out.
+                a, b = reference[:both].T.reshape(-1), sound[:both].T.reshape(-1)
                 entry["si_sdr_db"] = float(si_sdr(a, b))
                 entry["log_mel"] = float(log_mel_distance(a, b, rate))
             excerpt["books"].append(entry)
@@ -276,7 +282,7 @@ def judge(figures: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("no-held-out", "sure", text, "add pieces: those of one recording stay in one split")
     bad, tracks = figures["quarantined"], sum(split["tracks"] for split in figures["splits"].values())
     if len(bad) >= 3 and len(bad) > 0.1 * (len(bad) + tracks):
-        text = f"{plural(len(bad), 'file')} could not be used, {plural(tracks, 'track')} could."
+        text = f"{plural(len(bad), 'sound file')} could not be used, {plural(tracks, 'track')} could."
         yield Finding("many-quarantined", "sure", text, "look at the reasons below")
     if levels["clipped"]:
         text = f"Peaks are clipped in {_some(levels['clipped'])}."
@@ -313,7 +319,7 @@ def summary(figures: dict[str, Any]) -> str:
         f"levels     peak {levels['peak_db']['median']:.1f} dB, rms {levels['rms_db']['median']:.1f} dB (medians)",
         f"texts      {captions['with']} of {train['records']} training records, {captions['distinct']} distinct",
         f"codebooks  every one uses {percent(least)} of its codes or more",
-        f"files      {plural(len(figures['quarantined']), 'file')} not used",
+        f"files      {plural(len(figures['quarantined']), 'sound file')} not used",
         plural(len(findings), "finding") + (":" if findings else ""),
     ]
     for each in findings:
@@ -363,7 +369,7 @@ def page(figures: dict[str, Any], sounds: dict[str, bytes]) -> Page:
                    f"records below {SILENT_DB:.0f} dB rms."]),
         *_captions(figures),
         *_codebooks(figures),
-        *_quarantined(figures["quarantined"]),
+        *_quarantined(figures["quarantined"], figures["remarks"]),
     ]  # fmt: skip
     return Page(f"{figures['store']}: what the music is like", blocks)
 
@@ -439,10 +445,13 @@ def _codebooks(figures: dict[str, Any]) -> list[Block]:
     ]  # fmt: skip
 
 
-def _quarantined(bad: list[dict[str, str]]) -> list[Block]:
-    title = Heading(2, ["What was not used"])
+def _quarantined(bad: list[dict[str, str]], remarks: list[dict[str, str]]) -> list[Block]:
+    blocks: list[Block] = [Heading(2, ["What was not used"])]
     if not bad:
-        return [title, Paragraph(["Every file was used."])]
-    more = f"; the first {MOST_LISTED}" if len(bad) > MOST_LISTED else ""
-    rows: list[list[Spans | str]] = [[[code(item["file"])], item["reason"]] for item in bad[:MOST_LISTED]]
-    return [title, Paragraph([f"{plural(len(bad), 'file')}{more}:"]), Table(["file", "reason"], rows)]
+        blocks.append(Paragraph(["Every sound file was used."]))
+    for items, what in ((bad, plural(len(bad), "sound file")), (remarks, plural(len(remarks), "remark"))):
+        if items:
+            more = f"; the first {MOST_LISTED}" if len(items) > MOST_LISTED else ""
+            rows: list[list[Spans | str]] = [[[code(item["file"])], item["reason"]] for item in items[:MOST_LISTED]]
+            blocks += [Paragraph([f"{what}{more}:"]), Table(["file", "reason"], rows)]
+    return blocks

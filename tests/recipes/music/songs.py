@@ -32,17 +32,17 @@ def song(seed: int, seconds: float) -> np.ndarray:
 def write_songs(folder: Path, num: int = 12) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(num):
-        (folder / f"song-{number}.wav").write_bytes(wav_bytes(song(number, (1.2, 4.4, 8.0, 1.4)[number % 4]), RATE))
+        (folder / f"song-{number}.wav").write_bytes(wav_bytes(song(number, (1.2, 7.0, 4.4, 4.8)[number % 4]), RATE))
         text = ["low, slow", "a high note", "plucked, dense, C minor"][number % 3]
         (folder / f"song-{number}_prompt.txt").write_text(text)
     return folder
 
 
-def write_store(out: Path, folder: Path, *words: str) -> Path:
+def write_store(out: Path, folder: Path, *words: str, seed: int = 0) -> Path:
     merged = {word.partition("=")[0]: word for word in (*SMALL_CODEC, *words)}
     layer = Layer("command line", parse_overrides(merged.values()))
     cfg = schema_of("music", Music).resolve([layer]).view("recipe")
     prepare(
-        folder, out, cfg, seed=0, name=out.name, replace=True, report=lambda what, done, total: None, device="cpu"
+        folder, out, cfg, seed=seed, name=out.name, replace=True, report=lambda what, done, total: None, device="cpu"
     )  # fmt: skip
     return out

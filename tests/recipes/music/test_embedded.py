@@ -10,6 +10,7 @@ import pytest
 
 from rung.data.wheel import MUSIC21, PRETTY_MIDI, VIZDOOM
 from rung.errors import DataError
+from rung.recipes.music.data import assign_splits
 from rung.recipes.music.sources import Source, Track
 from rung.recipes.music.sources.embedded import embedded
 from tests.errors import raises_code
@@ -35,8 +36,8 @@ def everything() -> Source:
         source = listed(0)
     except DataError as error:
         pytest.skip(f"the wheels cannot be had here: {error}")
-    if source.quarantined:
-        pytest.skip(f"no Freedoom here: {source.quarantined[0]['reason']}")
+    if source.remarks:
+        pytest.skip(f"no Freedoom here: {source.remarks[0]['reason']}")
     return source
 
 
@@ -95,10 +96,20 @@ def test_the_seed_decides_and_nothing_else(everything: Source) -> None:
 @pytest.mark.parametrize("minutes", [2.0, 6.0])
 def test_minutes_bound_what_is_listed(everything: Source, minutes: float) -> None:
     tracks = listed(minutes).tracks
-    seconds = [sum(len(track.read(8000)) for track in some) / 8000 for some in split_by_origin(tracks)]
+    seconds = [sum(len(track.read(8000).sound) for track in some) / 8000 for some in split_by_origin(tracks)]
     assert 60 * minutes - 15 <= sum(seconds) <= 60 * minutes + 0.01
     assert all(part >= 0.2 * 60 * minutes for part in seconds[:1])
     assert seconds[1] <= 30 * minutes + 0.01
+    assert sum(track.seconds or 0 for track in tracks) == pytest.approx(sum(seconds), rel=1e-3)
+
+
+@pytest.mark.parametrize("minutes", [2.0, 12.0])
+def test_both_kinds_are_held_out(everything: Source, minutes: float) -> None:
+    for seed in range(4):
+        tracks = listed(minutes, seed).tracks
+        split_of = assign_splits(tracks, seed, many=2)
+        held_out = [track for track in tracks if split_of[track.piece] == "validation"]
+        assert all(split_by_origin(held_out)), seed
 
 
 def test_nothing_is_that_short(everything: Source) -> None:
@@ -109,7 +120,7 @@ def test_nothing_is_that_short(everything: Source) -> None:
 @pytest.mark.parametrize("name", ["freedoom1/D_E1M2", "bach/bwv66.6/1"])
 def test_a_track_is_stereo_and_the_same_wherever_it_is_read(everything: Source, name: str) -> None:
     track = next(track for track in everything.tracks if track.name == name)
-    sound = track.read(RATE)
+    sound = track.read(RATE).sound
     assert sound.dtype == np.float32
     assert sound.shape[1] == 2
     assert np.abs(sound).max() == pytest.approx(0.9, abs=1e-5)
@@ -119,5 +130,5 @@ def test_a_track_is_stereo_and_the_same_wherever_it_is_read(everything: Source, 
     again: Track = pickle.loads(pickle.dumps(track))
     with ThreadPoolExecutor(2) as pool:
         for other in pool.map(again.read, [RATE, RATE]):
-            assert other.tobytes() == sound.tobytes()
-    assert len(track.read(2 * RATE)) == pytest.approx(2 * len(sound), abs=2)
+            assert other.sound.tobytes() == sound.tobytes()
+    assert len(track.read(2 * RATE).sound) == pytest.approx(2 * len(sound), abs=2)

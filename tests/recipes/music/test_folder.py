@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from rung.data.audio import wav_bytes
+from rung.data.folder import MOST_CAPTION_BYTES
 from rung.errors import DataError
 from rung.recipes.music.sources import Source
-from rung.recipes.music.sources.folder import MOST_CAPTION_BYTES, MOST_TEXT_BYTES, from_folder, normalise
+from rung.recipes.music.sources.folder import MOST_TEXT_BYTES, from_folder, normalise
 from tests.conftest import shared_data
 from tests.errors import raises_code
 
@@ -56,8 +57,8 @@ def test_files_are_found_in_the_order_people_count(tmp_path: Path) -> None:
 def test_a_track_is_read_at_the_rate_asked_for(tmp_path: Path) -> None:
     song(tmp_path / "a.wav")
     [track] = listed(tmp_path).tracks
-    assert track.read(RATE).shape == (RATE, 1)
-    assert track.read(2 * RATE).shape == (2 * RATE, 1)
+    assert track.read(RATE).sound.shape == (RATE, 1)
+    assert track.read(2 * RATE).sound.shape == (2 * RATE, 1)
     assert track.split is None
 
 
@@ -88,10 +89,11 @@ def test_other_files_are_counted_and_broken_ones_named(tmp_path: Path) -> None:
     (tmp_path / "phone.m4a").write_bytes(b"x" * 100)
     sf.write(tmp_path / "side.wav", np.full((2, 500), 0.1), RATE)
     source = listed(tmp_path)
-    found = {item["file"]: item["reason"] for item in source.quarantined}
-    assert set(found) == {"zero.wav", "words.mp3", "phone.m4a", "side.wav", tmp_path.as_posix()}
-    assert "3 files" in found[tmp_path.as_posix()]
-    assert "2 .jpg" in found[tmp_path.as_posix()]
+    assert {item["file"] for item in source.quarantined} == {"zero.wav", "words.mp3", "phone.m4a", "side.wav"}
+    [remark] = source.remarks
+    assert remark["file"] == tmp_path.as_posix()
+    assert "3 files" in remark["reason"]
+    assert "2 .jpg" in remark["reason"]
     assert [track.name for track in source.tracks] == ["a.wav"]
 
 
@@ -157,7 +159,7 @@ def test_metadata_may_be_written_in_many_ways(entry: object, tmp_path: Path) -> 
     (tmp_path / "music" / "metadata.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(entry).encode())
     source = listed(tmp_path / "music")
     assert [track.text for track in source.tracks] == ["slow"]
-    assert source.quarantined == []
+    assert source.quarantined == source.remarks == []
 
 
 def test_an_empty_caption_leaves_the_word_to_the_next(tmp_path: Path) -> None:
@@ -188,7 +190,8 @@ def test_texts_that_cannot_be_used_are_reported_and_the_song_is_kept(tmp_path: P
         "c.wav": "",
         "d.wav": "fine",
     }
-    assert [item["file"] for item in source.quarantined] == ["a.txt", "metadata.json", "metadata.jsonl", "b.txt"]
+    assert [item["file"] for item in source.remarks] == ["a.txt", "metadata.json", "metadata.jsonl", "b.txt"]
+    assert not source.quarantined
 
 
 def test_text_is_one_clean_line() -> None:
@@ -261,7 +264,7 @@ def test_a_name_that_is_not_valid_text_can_be_read(tmp_path: Path) -> None:
     os.rename(path, os.fsencode(tmp_path) + b"/caf\xe9.wav")
     [track] = listed(tmp_path).tracks
     assert track.name.isprintable()
-    assert len(track.read(RATE)) == RATE
+    assert len(track.read(RATE).sound) == RATE
 
 
 def test_real_tracks() -> None:
@@ -272,7 +275,7 @@ def test_real_tracks() -> None:
         "wav/fishin", "wav/trumpet", "wav/vibeace",
     }  # fmt: skip
     assert len({piece for name, piece in found.items() if name.startswith("ogg/")}) == 3
-    assert [item["reason"][:6] for item in source.quarantined] == ["1 file"]
+    assert [item["reason"][:6] for item in source.remarks] == ["1 file"]
     by_name = {track.name: track for track in source.tracks}
     assert "Vibe Ace" in by_name["ogg/Kevin_MacLeod_-_Vibe_Ace.hq.ogg"].text
-    assert by_name["ogg/sorohanro_-_solo-trumpet-06.hq.ogg"].read(24000).shape[1] == 2
+    assert by_name["ogg/sorohanro_-_solo-trumpet-06.hq.ogg"].read(24000).num_channels == 2

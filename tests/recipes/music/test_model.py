@@ -174,6 +174,20 @@ def test_what_counts(masking: str, per_row: int | None) -> None:
         assert by_channel < float(loss.sum) < whole
 
 
+@pytest.mark.parametrize("masking", ["codes", "codes_eos", "all"])
+def test_the_entropy_is_of_all_predictions_that_count(masking: str) -> None:
+    model, batch = small_model(), batch_of()
+    loss = MusicLoss(model, SPECIALS, masking, [1, 0.5, 2], ["a", "b", "c"])(batch, Draw(0, 0, np.arange(2)))
+    targets = batch["codes"].long()[:, 1:]
+    with torch.no_grad():
+        logits = model(batch["codes"].long()[:, :-1], batch["text"], batch["text_length"])
+    counted = targets <= {"codes": SIZE - 1, "codes_eos": SPECIALS.eos, "all": SPECIALS.vocab_size}[masking]
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy()[counted]
+    total, count = loss.parts["entropy"]
+    assert (total.dtype, total.requires_grad, int(count)) == (torch.float32, False, len(expected))
+    assert float(total / count) == pytest.approx(float(expected.mean()), rel=1e-5)
+
+
 def test_channel_weights() -> None:
     model, batch, draw = small_model(), batch_of(), Draw(0, 0, np.arange(2))
     one = MusicLoss(model, SPECIALS, "codes", [0, 2, 0], ["a", "b", "c"])(batch, draw)
@@ -213,6 +227,15 @@ def test_a_prompt_is_kept_and_continued() -> None:
     np.testing.assert_array_equal(made[:5], other)
 
 
+def test_channels_that_are_ahead_go_on_beyond_the_clip() -> None:
+    """Then a clip is the beginning of a longer one, to the last code of the latest channel."""
+    model, (text, length) = small_model(), texts(1, 6)
+    longer = generate(model, text, length, params(20), DELAYS, SPECIALS)[0]
+    made = generate(model, text, length, params(12, num_beyond=max(DELAYS)), DELAYS, SPECIALS)[0]
+    np.testing.assert_array_equal(made, longer[:12])
+    assert not np.array_equal(generate(model, text, length, params(12), DELAYS, SPECIALS)[0], made)
+
+
 class Ends(MusicModel):
     """Wants to end a piece at one step."""
 
@@ -233,7 +256,11 @@ def test_the_end_is_emitted_as_it_is_laid_out() -> None:
     [made] = generate(model, text, length, params(20, can_end=True), DELAYS, SPECIALS)
     assert made.shape == (5, 3)
     assert (made < SIZE).all()
-    model.seen = 0  # type: ignore[assignment]
+    model.seen, model.end_at = 0, 12  # type: ignore[assignment]
+    [whole] = generate(model, text, length, params(11, can_end=True, num_beyond=2), DELAYS, SPECIALS)
+    assert whole.shape == (11, 3)  # it ends after what was asked for
+    assert (whole < SIZE).all()
+    model.seen, model.end_at = 0, 5  # type: ignore[assignment]
     [never] = generate(model, text, length, params(20, can_end=False), DELAYS, SPECIALS)
     assert never.shape == (20, 3)
 

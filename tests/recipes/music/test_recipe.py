@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +51,18 @@ def test_rows_are_the_codes_of_the_store(case: Case) -> None:
     recipe = recipe_of(case)
     [stream] = [recipe.streams()["validation"]]
     store = recipe.store
-    [record] = [store.index[number] for number in store.split("validation").tolist()]
     rows = stream.gather(np.arange(stream.num_rows), Draw(0, -1, np.arange(stream.num_rows)))["codes"]
-    left = record["length"]
-    codes = store.arrays["codes"][record["start"] : record["start"] + left][:, recipe.channels]
-    for number, row in enumerate(rows):
-        length = min(60, left - 60 * number)
-        np.testing.assert_array_equal(undo_delay(row[1:], recipe.delays, length), codes[60 * number :][:length])
-    assert (rows[-1] == recipe.specials.eos).sum() == len(recipe.channels)  # the piece ends here, once in each channel
-    assert not (rows[:-1] == recipe.specials.eos).any()
+    for number in store.split("validation").tolist():
+        record, own = store.index[number], -(-store.lengths[number] // 60)
+        left = record["length"]
+        codes = store.arrays["codes"][record["start"] : record["start"] + left][:, recipe.channels]
+        for tile, row in enumerate(rows[:own]):
+            length = min(60, left - 60 * tile)
+            np.testing.assert_array_equal(undo_delay(row[1:], recipe.delays, length), codes[60 * tile :][:length])
+        ends = (rows[:own] == recipe.specials.eos).sum(axis=(1, 2))
+        assert ends.tolist() == [0] * (own - 1) + [len(recipe.channels)]  # the piece ends once in each channel
+        rows = rows[own:]
+    assert not len(rows)
 
 
 def test_crops_differ_from_epoch_to_epoch_only_where_asked(case: Case) -> None:
@@ -67,6 +71,32 @@ def test_crops_differ_from_epoch_to_epoch_only_where_asked(case: Case) -> None:
         assert isinstance(stream, Clips)
         a, b = (gather(stream, step)["codes"] for step in (0, 7))
         assert np.array_equal(a, b) != is_random
+
+
+def test_crops_hold_ends_and_every_frame_as_often_as_tiles(case: Case, tmp_path: Path) -> None:
+    data = write_store(tmp_path / "data", write_songs(tmp_path / "songs", 8), "codec.hop=64")
+    recipe = recipe_of(case, f"dataset.base_dataset_name={data}", "data.context_size=100")
+    store, num_epochs = recipe.store, 400
+    lengths = store.lengths[store.split("train")]
+    assert (lengths > 100).all()
+    found = {}
+    for is_random in (False, True):
+        stream = Clips(store, "train", recipe.pattern, recipe.channels, TextRules(8), random_crop=is_random)
+        rows = np.arange(stream.num_rows)
+        drawn = [stream.gather(rows, Draw(0, epoch, rows))["codes"] for epoch in range(num_epochs if is_random else 1)]
+        codes = np.concatenate(drawn)
+        found[is_random] = (codes[..., 0] == recipe.specials.eos).any(axis=1).mean()
+        assert (codes < recipe.specials.eos).sum(axis=(1, 2)).mean() == pytest.approx(stream.targets_per_row, rel=0.01)
+        # How often each frame of each piece is in a row, in an epoch.
+        if is_random:
+            seen = [np.zeros(length) for length in lengths]
+            for epoch in range(num_epochs):
+                for record, at in zip(*stream._places(rows, Draw(0, epoch, rows))):
+                    seen[int(np.flatnonzero(store.split("train") == record)[0])][at : at + 100] += 1 / num_epochs
+            for times in seen:
+                assert 0.3 < times.min() <= times.max() < 2.2
+                assert times[100:].std() < 0.1 * times.mean()
+    assert found[True] == pytest.approx(found[False], rel=0.25)
 
 
 def test_both_eval_sets_have_the_same_rows(case: Case) -> None:
@@ -106,9 +136,11 @@ def test_a_text_is_cut_between_characters() -> None:
 
 def test_the_valid_form_loses_the_last_codes(case: Case) -> None:
     full, valid = (recipe_of(case, f"delay.form={form}").streams()["validation"] for form in ("full", "valid"))
-    rows = np.arange(1)  # a whole one
-    a, b = (stream.gather(rows, Draw(0, -1, rows))["codes"] for stream in (full, valid))
-    assert (a < 24).sum() - (b < 24).sum() == 2 + 2  # the delay of the later codebook of each side
+    rows = np.arange(full.num_rows)
+    a, b = ((stream.gather(rows, Draw(0, -1, rows))["codes"] < 24).sum(axis=(1, 2)) for stream in (full, valid))
+    lost = (a - b)[a == 60 * 4]  # of whole rows
+    assert len(lost)
+    assert (lost == 2 + 2).all()  # the delay of the later codebook of each side
 
 
 def test_a_model_trained_on_one_clip_plays_it(case: Case) -> None:
@@ -187,6 +219,65 @@ def test_samples_are_sound_and_pictures(rung: Rung, case: Case, tmp_path: Path) 
     assert "song-0.wav" in json.loads(longer)[0]["caption"]
     refused = rung("sample", "music", "sampling.seconds=100", check=False)
     assert refused.returncode == 2
+    refused = rung("sample", "music", "--audio", songs / "song-0.wav", "sampling.seconds=0.02", check=False)
+    assert refused.returncode == 2
+    assert "0.05" in refused.stderr  # two frames
+    short = json.loads(rung("sample", "music", "sampling.seconds=0.001", "--json").stdout)
+    with wave.open(str(tmp_path / short[0]["path"])) as file:
+        assert file.getnframes() == 200
+    assert rung("sample", "music", "sampling.guidance_scale=1e38", check=False).returncode == 2
+    long = json.loads(rung("sample", "music", "--prompt", "a high note, and another", "--json").stdout)
+    assert "first 20 bytes" in long[0]["caption"]
+
+
+def test_a_sound_is_made_where_no_picture_can_be(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = case.setup("sampling.num_samples=2")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    made = setup.samples(Draw(0, 0, np.arange(1)))
+    assert [one.name for one in made] == ["sample-0.wav", "sample-1.wav"]
+    assert ["Pillow" in one.caption for one in made] == [True, False]
+
+
+def test_data_without_texts(case: Case, tmp_path: Path) -> None:
+    songs = write_songs(tmp_path / "songs", 4)
+    for text in songs.glob("*.txt"):
+        text.unlink()
+    without = f"dataset.base_dataset_name={write_store(tmp_path / 'data', songs, 'dataset.stereo=true')}"
+    assert [one.name for one in recipe_of(case).inputs()] == ["text"]
+    assert not recipe_of(case, without).inputs()
+    [sound, _] = case.setup(without, "sampling.prompt=a high note").samples(Draw(0, 0, np.arange(1)))
+    assert "not learned from texts" in sound.caption
+
+
+@pytest.mark.parametrize(("form", "words", "num_frames", "num_beyond"), [
+    ("full", "sampling.seconds=0", 60, 0), ("full", "sampling.seconds=1.475", 59, 1),
+    ("full", "sampling.seconds=1", 40, 2), ("valid", "sampling.seconds=0", 58, 2),
+])  # fmt: skip
+def test_a_clip_ends_as_rows_of_training_do(
+    case: Case, monkeypatch: pytest.MonkeyPatch, form: str, words: str, num_frames: int, num_beyond: int
+) -> None:
+    from rung.recipes.music import samples
+
+    asked: list[SamplingParams] = []
+
+    def noted(model: object, text: object, length: object, params: SamplingParams, *rest: object, **more: object):  # type: ignore[no-untyped-def]
+        asked.append(params)
+        return [np.zeros((params.num_frames, 4), np.uint16)]
+
+    monkeypatch.setattr(samples, "generate", noted)
+    case.setup(f"delay.form={form}", words).samples(Draw(0, 0, np.arange(1)))
+    assert [(one.num_frames, one.num_beyond) for one in asked] == [(num_frames, num_beyond)]
+
+
+def test_the_parts_of_a_split_are_over_all_its_rows(rung: Rung, case: Case) -> None:
+    words = [word for word in case.words if not word.startswith(("loss_masking", "channel_weights"))]
+    small = ("optimizer.max_iters=2", "lr.warmup_iters=1", "eval_iters=1", "data.batch_size=1")
+    rung("train", "music", *words, *small, "--no-check")
+    found = json.loads(rung("eval", "music/1", "--split", "validation", "--json").stdout)["sets"]["validation"]
+    assert found["rows"] > 1
+    assert found["parts"]["codes_only"] == pytest.approx(found["loss"], rel=1e-6)
+    for name, one in found["target_parts"].items():
+        assert found["parts"][f"codebook/{name}"] == pytest.approx(one["loss"], rel=1e-6)
 
 
 def test_a_model_refuses_codes_of_another_codec(rung: Rung, case: Case, tmp_path: Path) -> None:

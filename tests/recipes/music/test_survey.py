@@ -163,6 +163,38 @@ def test_the_original_stands_beside_and_is_compared(tmp_path: Path) -> None:
     assert excerpt["books"][-1]["log_mel"] < 1e-3 < excerpt["books"][0]["log_mel"]
 
 
+def test_an_excerpt_is_taken_where_there_is_sound(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "music", frames=3000, sides=2)
+
+    def original(record: dict[str, Any]) -> np.ndarray:
+        """A long pause in the middle, and sides that cancel out."""
+        side = Tones().decode(store.arrays["codes"][record["start"] : record["start"] + record["length"], :BOOKS])
+        side[500 * HOP : 2500 * HOP] = 0
+        return np.stack([side, -side], axis=1)
+
+    for excerpt in figures_of(store, tmp_path / "report", original=original)["excerpts"]:
+        first = excerpt["start_s"] * RATE / HOP
+        assert first == pytest.approx(200) or first == pytest.approx(2200)  # half of it is not in the pause
+        assert all(np.isfinite(entry["si_sdr_db"]) for entry in excerpt["books"])
+
+
+def test_an_original_that_is_silent_all_over_is_not_compared(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "music", frames=1000)
+    figures = figures_of(store, tmp_path / "report", original=lambda record: np.zeros(record["length"] * HOP))
+    assert figures["excerpts"][0]["original"]
+    assert "si_sdr_db" not in figures["excerpts"][0]["books"][0]
+
+
+def test_remarks_are_no_files_that_failed(tmp_path: Path) -> None:
+    remarks = [{"file": f"{k}.txt", "reason": "is not UTF-8"} for k in range(4)]
+    figures = figures_of(write_store(tmp_path / "music", info={"remarks": remarks}), tmp_path / "report")
+    assert rules(figures) == set()
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "Every sound file was used" in page
+    assert "4 remarks" in page
+    assert "3.txt" in page
+
+
 def test_an_original_that_is_gone_is_done_without(tmp_path: Path) -> None:
     figures = figures_of(write_store(tmp_path / "music"), tmp_path / "report", original=lambda record: None)
     assert figures["excerpts"][0]["original"] is None

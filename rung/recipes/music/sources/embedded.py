@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from rung.data import bach, soundfont
+from rung.data.audio import Recording, levels
 from rung.data.midi import PLAYED, Channel, Curve, Performance, read_performance
 from rung.data.musicxml import Score, read_score
 from rung.data.notes import in_order, join
@@ -52,7 +53,7 @@ def embedded(minutes: float, seed: int, report: Report) -> Source:
     """
     budget_s = 60 * minutes if minutes > 0 else float("inf")
     tracks: list[Track] = []
-    quarantined = []
+    remarks = []
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     wheel = VIZDOOM.get(f"cp{version.replace('.', '')}")
     can_fetch = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -62,13 +63,13 @@ def embedded(minutes: float, seed: int, report: Report) -> Source:
         budget_s -= used_s
     else:
         reason = f"there is no pinned vizdoom for Python {version} on {sys.platform} {platform.machine()}"
-        quarantined.append({"file": "Freedoom", "reason": reason})
+        remarks.append({"file": "Freedoom", "reason": reason})
     more, _ = _fitting(_bach(seed, report), budget_s, report)
     tracks = sorted([*tracks, *more], key=lambda track: track.name)
     if not tracks:
         problem = f"no embedded piece is as short as {minutes:g} minutes"
         raise DataError(f"{problem}; ask for 2 or more, or for 0, which is all", code="too-small")
-    return Source("Freedoom and Bach (played by TimGM6mb)", tracks, quarantined)
+    return Source("Freedoom and Bach (played by TimGM6mb)", tracks, remarks=remarks)
 
 
 def _fitting(offered: Iterator[tuple[Track, float]], budget_s: float, report: Report) -> tuple[list[Track], float]:
@@ -80,7 +81,7 @@ def _fitting(offered: Iterator[tuple[Track, float]], budget_s: float, report: Re
         if length_s > longest_s:
             track, length_s = replace(track, read=partial(_beginning, track.read, longest_s)), longest_s
         if used_s + length_s <= budget_s:
-            taken.append(track)
+            taken.append(replace(track, seconds=length_s))
             used_s += length_s
             report("listing music", len(taken), 0)
         if budget_s - used_s < SHORTEST_S:
@@ -88,12 +89,12 @@ def _fitting(offered: Iterator[tuple[Track, float]], budget_s: float, report: Re
     return taken, used_s
 
 
-def _beginning(read: Callable[[int], np.ndarray], seconds: float, sample_rate: int) -> np.ndarray:
+def _beginning(read: Callable[[int], Recording], seconds: float, sample_rate: int) -> Recording:
     """Of a rendered piece, faded out."""
-    sound = read(sample_rate)[: round(seconds * sample_rate)].copy()
+    sound = read(sample_rate).sound[: round(seconds * sample_rate)].copy()
     fade = min(len(sound), round(TAIL_S * sample_rate))
     sound[len(sound) - fade :] *= np.linspace(1, 0, fade, dtype=np.float32)[:, None]
-    return sound
+    return Recording(sound, sound.shape[1], levels(sound, sample_rate))
 
 
 def _freedoom(wheel: Wheel, seed: int) -> Iterator[tuple[Track, float]]:
@@ -166,14 +167,15 @@ def _length_s(performance: Performance) -> float:
     return max(float(channel.notes["end"].max()) for channel in performance.values()) + TAIL_S
 
 
-def _read(midi: bytes, sample_rate: int) -> np.ndarray:
+def _read(midi: bytes, sample_rate: int) -> Recording:
     return _played(read_performance(midi), sample_rate)
 
 
-def _read_score(data: bytes, name: str, rendering: int, seed: int, sample_rate: int) -> np.ndarray:
+def _read_score(data: bytes, name: str, rendering: int, seed: int, sample_rate: int) -> Recording:
     return _played(_arranged(read_score(data), name, rendering, seed), sample_rate)
 
 
-def _played(performance: Performance, sample_rate: int) -> np.ndarray:
+def _played(performance: Performance, sample_rate: int) -> Recording:
     sound = soundfont.perform(soundfont.default(), performance, sample_rate=sample_rate, tail_s=TAIL_S)
-    return soundfont.normalise(sound)
+    sound = soundfont.normalise(sound)
+    return Recording(sound, sound.shape[1], levels(sound, sample_rate))
