@@ -17,7 +17,7 @@ PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f 
 # What a machine with torch and transformers may lack of rung's own packages and of what its tests need. PyAV is too
 # large to be carried along; without it films are .webp.
 GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-xdist execnet iniconfig pluggy packaging \
-  pygments hypothesis sortedcontainers soundfile soxr cffi pycparser
+  pygments hypothesis sortedcontainers soundfile soxr cffi pycparser jiwer rapidfuzz gguf accelerate psutil
 
 .PHONY: run test transcripts test-doctor test-slurm test-gpu gpu-carry lint bench page clean
 

@@ -95,6 +95,8 @@ LEFT_OUT = {
     "music tiny": "commits before 2026-11-18 have no such recipe, and a comparison needs it in both",
     "music small": "as tiny, and 42M parameters in 8 codebooks of rows of 758 steps",
     "music dia": "1.6B parameters",
+    "speech tiny": "commits before 2026-11-18 have no such recipe, and a comparison needs it in both",
+    "speech small": "as tiny, and a language model of 135M parameters",
     "piano gpt2": "124M parameters: 20 steps of one row of 64 tokens take minutes and 4 GB; --large includes it",
     "text gpt2": "124M parameters: 20 steps of one row of 64 tokens take minutes and 4 GB; --large includes it",
     "world ollin": "needs frames of 256x192, which the shared data does not have",

@@ -57,6 +57,17 @@ def music_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def speech_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store of tones that spell words, by six speakers, with two tasks; a language model lies beside it."""
+    from tests.recipes.speech.stores import make_store, write_lm
+
+    pytest.importorskip("transformers", reason="the speech model is made of transformers' parts")
+    folder = tmp_path_factory.mktemp("speech")
+    write_lm(folder / "lm")
+    return make_store(folder)
+
+
+@pytest.fixture(scope="session")
 def world_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small world store of synthetic films; the short ones end inside a rollout."""
     from tests.recipes.world.stores import write_store

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from rung.cli import VERBS, cli, main
 from tests.recipes.music.songs import write_songs
+from tests.recipes.speech.stores import write_tones
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -29,7 +30,7 @@ SHELL = ("bash", "console", "sh")
 FENCE = re.compile(r"(?:^<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)\n")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
-MOST_NOT_RUN = 16  # blocks in all pages that no test runs; think before raising it
+MOST_NOT_RUN = 17  # blocks in all pages that no test runs; think before raising it
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def folder(tmp_path: Path, piano_data: Path, monkeypatch: pytest.MonkeyPatch) ->
         (tmp_path / "my_midi" / f"tune{number}.mid").write_bytes(midi.write_midi(tune))
     make_drive(tmp_path / "my_drive")
     write_songs(tmp_path / "my_songs", 4)
+    write_tones(tmp_path / "my_speech", 12)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # no test of the docs downloads anything; a cached sound font is used
     for name in ("RUNG_RUNS", "RUNG_DATA"):
@@ -160,7 +162,8 @@ def test_left_out_commands_still_parse() -> None:
                 options = {option for param in command_of(verb, rest).params for option in param.opts}
                 assert {w for w in rest if w.startswith("-")} <= options, f"{page.name}:{block.line}"
                 keys = [w for w in rest if "=" in w and not w.startswith("-")]
-                recipe = next((one for one in ("world", "music") if any(w.startswith(one) for w in rest)), "piano")
+                named = (one for one in ("world", "music", "speech") if any(w.startswith(one) for w in rest))
+                recipe = next(named, "piano")
                 assert CliRunner().invoke(cli, ["config", recipe, *keys]).exit_code == 0, f"{page.name}:{block.line}"
 
 
@@ -220,7 +223,7 @@ def test_examples_name_keys_that_exist() -> None:
     from rung.resolve import schema_of
 
     schemas = [schema_of(name, find_recipe(name)) for name in CATALOG]
-    known = {name for schema in schemas for name in (*schema.keys, *schema.aliases)}
+    known = {name for schema in schemas for name in (*schema.keys, *schema.aliases, *schema.sections)}
     groups = "|".join({section for schema in schemas for section in schema.sections})
     for page in PAGES:
         for word in re.findall(rf"`((?:{groups})\.[a-z_0-9.]+)[`=]", page.read_text("utf-8")):

@@ -14,6 +14,7 @@ from rung.errors import UserError
 KEYS = {  # option -> the key that it sets
     "prompt": "sampling.prompt",
     "audio": "sampling.audio",
+    "question": "sampling.question",
     "task": "sampling.task",
     "temperature": "sampling.temperature",
     "top_k": "sampling.top_k",
@@ -28,8 +29,10 @@ KEYS = {  # option -> the key that it sets
 @click.option(
     "--prompt",
     metavar="FILE|TEXT",
-    help="What to begin with: a MIDI file, text for a run that writes text, or what music should sound like.",
+    help="What to begin with: a MIDI file, text for a run that writes text, what music should sound like, or the sound "
+    "file that speech is to write down.",
 )
+@click.option("--question", metavar="TEXT", help="What to ask about the sound; default: what is said in it.")
 @click.option("--audio", metavar="FILE", help="A sound file that music should continue.")
 @click.option("--task", metavar="NAME", help="What to do with the prompt, such as top_line; default: continue it.")
 @click.option("--num", type=int, metavar="N", help="How many to make.")
@@ -65,6 +68,7 @@ def command(
       rung sample piano/8 --prompt song.mid --task infill "sampling.parameters=[20, 8]"
       rung sample text/3 --prompt "Once upon a time"
       rung sample music/2 --prompt "slow harpsichord in G minor" --audio start.wav
+      rung sample speech/4 --prompt question.wav --question "Who is speaking?"
       rung sample piano/7 --at 1000 --out /tmp/listen
     """
     from rung import api

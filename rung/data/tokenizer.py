@@ -7,6 +7,7 @@ that quotes <|endoftext|> is encoded as its characters. `end` is written after a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -26,6 +27,7 @@ KINDS = ("bytes", "characters", "bpe")
 END_TOKEN = "<|endoftext|>"
 # What others call the end of a document, where their folder has no tokenizer_config.json that says so.
 KNOWN_ENDS = (END_TOKEN, "<|end_of_text|>", "</s>", "<|eot_id|>", "<eos>", "[SEP]")
+EXPORTED = "vocabulary.json"  # in a folder that `rung export --hf` wrote: which of KINDS its ids are of
 SMALLEST_BPE = 257  # every byte, and the end
 LOST = "\ufffd"
 
@@ -36,6 +38,7 @@ class Tokenizer(ABC):
     kind: str
     vocab_size: int
     end: int | None  # the id after a document, if there is one
+    start: Sequence[int] = ()  # ids that its own users put before a text
     files: Mapping[str, bytes]  # what a store keeps, to build it again
 
     @abstractmethod
@@ -70,8 +73,12 @@ class Tokenizer(ABC):
 
     @staticmethod
     def of_folder(folder: Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face folder, or of a tokenizer.json."""
+        """The tokenizer of a Hugging Face folder, or of a tokenizer.json; also of a run that rung has exported."""
         folder = folder.parent if folder.name == "tokenizer.json" else folder
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            about = json.loads((folder / EXPORTED).read_text("utf-8"))["tokenizer"]
+            if about["kind"] in ("bytes", "characters"):
+                return of_files(about["kind"], {name: (folder / name).read_bytes() for name in about["files"]})
         if not (folder / "tokenizer.json").is_file():
             remedy = f"save one with `tokenizer.save_pretrained`, or set dataset.tokenizer to {', '.join(KINDS)}"
             raise DataError(f"{folder} has no tokenizer.json; {remedy}", code="no-file")
@@ -197,6 +204,7 @@ class Subwords(Tokenizer):
         for token in (named, *KNOWN_ENDS):
             if self.end is None and token:
                 self.end = self._inner.token_to_id(token)
+        self.start = [id_ for id_ in self._inner.encode("", add_special_tokens=True).ids if id_ != self.end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = self._inner.encode_batch(list(texts), add_special_tokens=False)

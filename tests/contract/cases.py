@@ -108,6 +108,27 @@ def music(data: Path) -> Case:
     )  # fmt: skip
 
 
+def speech(data: Path) -> Case:
+    from rung.recipes.speech.recipe import Speech
+    from tests.recipes.speech.stores import PROMPTS
+    from tests.recipes.speech.stores import SMALL as small
+
+    # Utterances of unequal length by two tasks, prompts drawn among several; a language model that is trained along.
+    words = (*small, f"dataset.base_dataset_name={data}", PROMPTS, 'template="{}"', "model.qformer_lr_scale=0.5")
+    overfit = ("lr.learning_rate=1e-2", "model.dropout=0", "model.qformer_lr_scale=1")
+    return Case("speech", Speech, words, overfit, 0.5, ("model.dropout=0",))
+
+
+def speech_frozen(data: Path) -> Case:
+    """The encoder runs at every step, and only the bridge and LoRA are trained."""
+    case = speech(data)
+    shared = [word for word in case.words if not word.startswith("model.lm.")]
+    words = (*shared, "model.lm.name=folder", f"model.lm.path={data.parent / 'lm'}", "data.cached=false",
+             "model.lora.rank=4", "model.lora.lr_scale=2")  # fmt: skip
+    calm = ("model.dropout=0", "model.lora.dropout=0")
+    return Case("speech", case.recipe_class, words, (*case.overfit, "model.lora.dropout=0"), 1.5, calm)
+
+
 def world(data: Path) -> Case:
     from rung.recipes.world.recipe import World
 
@@ -138,6 +159,8 @@ CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano_task": (piano_task, "piano_data"),
     "text": (text, "text_data"),
     "music": (music, "music_data"),
+    "speech": (speech, "speech_data"),
+    "speech_frozen": (speech_frozen, "speech_data"),
     "world": (world, "world_data"),
     "toy": (toy, "tmp_path"),
     "newcomer": (newcomer, "tmp_path"),

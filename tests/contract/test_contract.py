@@ -124,7 +124,8 @@ def test_weights_begin_by_name(case: Case) -> None:
 def test_says_what_its_evals_count(case: Case) -> None:
     setup = case.setup()
     definitions = setup.definitions()
-    assert list(definitions) == [f"eval/{name}" for name in setup.evaluator.streams]
+    parts = ["", *(f"/{part}" for part in setup.recipe.identity().parts)]
+    assert list(definitions) == [f"eval/{name}{part}" for name in setup.evaluator.streams for part in parts]
     fewer = case.setup("eval_iters=1", "data.batch_size=2").definitions()
     assert all(fewer[name]["rows_hash"] != definitions[name]["rows_hash"] for name in definitions)
     if case.name in CATALOG:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rung.data import tokenizer
 from rung.data.store import Store, StoreWriter
-from rung.recipes.text import tokenizer
-from rung.recipes.text.tokenizer import Tokenizer, learn, of_files
+from rung.data.tokenizer import Tokenizer, learn, of_files
 from tests.errors import raises_code
 
 TEXTS = [
@@ -76,7 +76,7 @@ def test_bytes_are_those_of_utf_8() -> None:
 
 def test_bpe_is_the_same_in_another_process() -> None:
     code = f"""
-from rung.recipes.text.tokenizer import learn
+from rung.data.tokenizer import learn
 print(learn("bpe", {TEXTS!r}, 300).hash)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -135,7 +135,7 @@ def test_small_tokenizers_need_no_package(kind: str, tmp_path: Path) -> None:
 import sys
 sys.modules["tokenizers"] = None
 from rung.data.store import Store
-from rung.recipes.text.tokenizer import Tokenizer
+from rung.data.tokenizer import Tokenizer
 print(Tokenizer.of_store(Store.open({str(tmp_path / "store")!r})).encode("fox").tolist())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -147,7 +147,7 @@ def test_without_the_package_there_is_a_remedy() -> None:
 import sys
 sys.modules["tokenizers"] = None
 from rung.errors import DataError
-from rung.recipes.text.tokenizer import check
+from rung.data.tokenizer import check
 check("bytes", 4096)
 try:
     check("bpe", 4096)

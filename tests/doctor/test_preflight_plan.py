@@ -137,6 +137,30 @@ def test_twin_keys_must_agree() -> None:
     assert "model.context_size=32, but data.context_size=64" in found.seen
 
 
+@dataclass
+class Head:
+    context_size: int = key(32, "Ids that the head reads.", low=1)
+
+
+@dataclass
+class Body(Model):
+    head: Head = section(Head, "A part of the network.")
+
+
+@dataclass
+class OnePart(tiny.Config):
+    model: Body = section(Body, "The network.")  # type: ignore[assignment]
+
+
+class WithAPart(Tiny):
+    Config = OnePart
+
+
+def test_parts_of_one_section_have_sizes_of_their_own() -> None:
+    [found] = results(named("twin keys"), "model.head.context_size=64", recipe=WithAPart)
+    assert found.level == "pass"
+
+
 def test_changed_and_new_code_is_named_and_data_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, folder = named("committed code"), repository(tmp_path / "code")
     context = CheckContext(setup_of(Tiny))

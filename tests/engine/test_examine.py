@@ -205,3 +205,18 @@ def test_one_target_a_row_is_one_position() -> None:
     tally = looking.Tally(0)
     tally.add(np.array([1.0, 3.0]), np.ones(2), np.arange(2), np.full(2, -1))
     assert tally.figures([])["positions"]["loss"] == [2.0]
+
+
+def test_batches_may_be_as_long_as_their_longest_row() -> None:
+    """The same rows, padded to one length or each batch to its own; a cluster goes on from one batch to the next."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 9, 5, 12, 2, 7])
+    clusters, groups = np.array([0, 0, 1, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0])
+    weights = (np.arange(12) < lengths[:, None]).astype(float)
+    losses = rng.integers(0, 64, (6, 12)) / 64 * weights  # so that sums are exact in any order
+    whole, parts = looking.Tally(2), looking.Tally(2)
+    whole.add(losses, weights, clusters, groups)
+    for start in range(0, 6, 2):
+        some, longest = slice(start, start + 2), lengths[start : start + 2].max()
+        parts.add(losses[some, :longest], weights[some, :longest], clusters[some], groups[some])
+    assert parts.figures(["a", "b"]) == whole.figures(["a", "b"])

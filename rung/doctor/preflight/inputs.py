@@ -117,7 +117,7 @@ def sound_inputs(context: CheckContext) -> Iterator[Result]:
     for name, a in arrays.items():
         found += _faults(context, array_stats(name, a), known)
         line = f"{name}: {a.dtype} {'x'.join(map(str, a.shape[1:])) or '1'}, {a.min():.4g} .. {a.max():.4g}"
-        lines.append(f"{line}, mean {a.mean():.4g}, std {a.std():.4g}")
+        lines.append(f"{line}, mean {a.mean(dtype=float):.4g}, std {a.std(dtype=float):.4g}")
     yield from (replace(result, detail="\n".join(lines)) for result in found)
     if not found:
         seen = f"{lengths.pop()} rows of {', '.join(arrays)}: finite, varying"
@@ -149,7 +149,8 @@ def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) 
 
     # Floats go into a model as they are, unless the store has statistics to bring them to a common scale.
     if np.issubdtype(array.dtype, np.floating) and stats.channels.shape[1] != len(known.get("mean", ())):
-        low, high, mean, std = float(array.min()), float(array.max()), float(array.mean()), float(array.std())
+        low, high = float(array.min()), float(array.max())
+        mean, std = float(array.mean(dtype=float)), float(array.std(dtype=float))
         remedy = (
             f"if the model gets {name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
             "is gathered, or there; if one of them does so already, nothing needs to change"

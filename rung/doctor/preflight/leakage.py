@@ -86,17 +86,19 @@ def leakage(context: CheckContext) -> Iterator[Result]:
 
 
 def content(train: Stream, held: Stream, seed: int) -> list[str]:
-    """Arrays that both sets have in one shape and type, and that do not depend on the draw."""
+    """Arrays that both sets have in one type and, but for the length of a row, in one shape, and that do not depend on
+    the draw. Lengths and labels alone, one number a row, are no content: two rows may well have the same."""
     some = np.arange(min(4, train.num_rows, held.num_rows))
     once, again = (gather(train, some, Draw(seed, step, some)) for step in (0, 1))
     other = gather(held, some, Draw(seed, EVAL_STEP, some))
-    return [
+    names = [
         name
         for name, array in once.items()
         if name in other
-        and (array.shape, array.dtype) == (other[name].shape, other[name].dtype)
+        and (array.ndim, array.shape[2:], array.dtype) == (other[name].ndim, other[name].shape[2:], other[name].dtype)
         and np.array_equal(array, again[name])
     ]
+    return names if any(once[name].ndim > 1 for name in names) else []
 
 
 def evenly(num_rows: int, wanted: int) -> np.ndarray:
@@ -160,17 +162,17 @@ def read(stream: Stream, names: list[str], num_rows: int, step: int, seed: int, 
 
 
 def row_hashes(arrays: Arrays) -> np.ndarray:
-    """(rows,) uint64; 0 for rows of ids that hold less than a short window before their padding."""
+    """(rows,) uint64, however far a row is filled up with zeros; 0 for rows with less than a short window of ids."""
     num_rows = len(next(iter(arrays.values())))
     hashes = np.zeros(num_rows, np.uint64)
     for row in range(num_rows):
         digest = hashlib.blake2b(digest_size=8)
         for array in arrays.values():
-            digest.update(array[row].tobytes())
+            digest.update(array[row].tobytes().rstrip(b"\0") + b"\0")
         hashes[row] = int.from_bytes(digest.digest(), "little") or 1
-    for array in arrays.values():
-        if is_ids(array):
-            hashes[lengths(array) < SHORT_WINDOW] = 0
+    ids = [array for array in arrays.values() if is_ids(array)]
+    if ids and not any(array.ndim > 2 or (array.ndim == 2 and array.dtype.kind == "f") for array in arrays.values()):
+        hashes[np.all([lengths(array) < SHORT_WINDOW for array in ids], axis=0)] = 0
     return hashes
 
 

@@ -21,8 +21,9 @@ NUM_NAMED = 5
 def twin_keys(context: CheckContext) -> Result:
     """One name in two sections with two values, where the defaults are equal and somebody set one of them.
 
-    Names of one word (width, every, noise) mean something else in each section, and a section that is used twice has
-    the same documentation on purpose: neither is a twin.
+    Names of one word (width, every, noise) mean something else in each section, a section that is used twice has the
+    same documentation on purpose, and the parts of one section (model.text, model.audio) have sizes of their own: none
+    of these is a twin.
     """
     config = context.setup.config
     keys, by_leaf = config.schema.keys, defaultdict(list)
@@ -34,7 +35,9 @@ def twin_keys(context: CheckContext) -> Result:
         for some in by_leaf.values()
         for i, a in enumerate(some)
         for b in some[i + 1 :]
-        if a.doc != b.doc and (a.default == b.default or f"${{{a.name}}}" == b.default or a.default == f"${{{b.name}}}")
+        if a.doc != b.doc
+        and a.name.partition(".")[0] != b.name.partition(".")[0]
+        and (a.default == b.default or f"${{{a.name}}}" == b.default or a.default == f"${{{b.name}}}")
     ]
     differ = [(a.name, b.name) for a, b in twins if config.values[a.name] != config.values[b.name]]
     if differ:

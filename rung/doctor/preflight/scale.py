@@ -11,6 +11,7 @@ import math
 from itertools import pairwise
 
 import torch
+from torch import nn
 
 from rung.doctor.preflight.forward import forward, in_eval, mean_of
 from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
@@ -137,14 +138,23 @@ def residual(context: CheckContext) -> Result:
 
 
 def blocks(context: CheckContext) -> dict[str, list[str]]:
-    """Lists of at least two modules with an input and an output of one shape, each fed by the one before it."""
+    """Lists of at least two modules with an input and an output of one shape, each fed by the one before it.
+
+    Blocks that are frozen, but for an adapter perhaps, are as somebody trained them: nothing is to be scaled there.
+    """
+    model = context.setup.state.model
     entered, rms = table(context, "modules", "entered"), table(context, "modules", "rms")
     stacks: dict[str, list[str]] = {}
     for name, ratio in table(context, "modules", "ratio").items():
-        if "#" not in name and math.isfinite(ratio):
+        if "#" not in name and math.isfinite(ratio) and not is_frozen(model.get_submodule(name)):
             stacks.setdefault(name.rpartition(".")[0], []).append(name)
     return {
         stack: names
         for stack, names in stacks.items()
         if len(names) > 1 and all(math.isclose(rms[a], entered[b], rel_tol=1e-3) for a, b in pairwise(names))
     }
+
+
+def is_frozen(module: nn.Module) -> bool:
+    sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+    return sum(size for size, is_trained in sizes if is_trained) < sum(size for size, _ in sizes) / 2

@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rung import units
+from rung.data import tokenizer
 from rung.data.store import StoreWriter, check_apart, check_free
+from rung.data.tokenizer import Tokenizer, of_files
 from rung.errors import ConfigError, DataError
 from rung.files import write_whole
 from rung.recipe import Report
-from rung.recipes.text import tokenizer
 from rung.recipes.text.sources import SPLITS, Document, Source, find_source
 from rung.recipes.text.sources.arxiv import without_tags
 from rung.recipes.text.splits import DocumentInfo, assign_splits, limited, without_leaks
 from rung.recipes.text.stream import entropy_nats
-from rung.recipes.text.tokenizer import Tokenizer, of_files
 from rung.text import one_line
 
 PLAN = 1  # part of the key of parts: raise it when the same texts and settings come to give other tokens

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rung.data.store import Store
+    from rung.data.tokenizer import Tokenizer
     from rung.nn.transformer import Transformer
     from rung.recipes.text.components import Pool
     from rung.recipes.text.samples import Prompt
-    from rung.recipes.text.tokenizer import Tokenizer
 
 # Keys that `rung data` reads, as the settings of a store call them.
 PREPARED = {
@@ -156,7 +156,7 @@ class Text(Recipe, Prepares, Pretrained, Exports):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        from rung.recipes.text.tokenizer import Tokenizer
+        from rung.data.tokenizer import Tokenizer
 
         return Tokenizer.of_store(self.store)
 

@@ -20,7 +20,7 @@ from rung.recipe import Sample
 from rung.text import one_line, visible
 
 if TYPE_CHECKING:
-    from rung.recipes.text.tokenizer import Tokenizer
+    from rung.data.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 32  # of a held-out document
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rung.data.store import Store
+    from rung.data.tokenizer import Tokenizer
     from rung.nn.transformer import Transformer
-    from rung.recipes.text.tokenizer import Tokenizer
 
 PADDING = 512  # rows by which a table may be longer than its vocabulary; 50304 - 50254 is usual
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rung.data.store import StoreWriter
-from rung.recipes.text.tokenizer import Bytes, Characters
+from rung.data.tokenizer import Bytes, Characters
 
 WORDS = {
     "birds": ("wren", "heron", "magpie", "sings", "flies", "nests", "in", "the", "reed", "and", "oak"),

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rung.data.store import Store
+from rung.data.tokenizer import Tokenizer
 from rung.errors import DataError
 from rung.recipes.text import data as text_data
 from rung.recipes.text.data import Settings, prepare
 from rung.recipes.text.splits import DocumentInfo, assign_splits, limited, without_leaks
-from rung.recipes.text.tokenizer import Tokenizer
 from tests.conftest import shared_data
 from tests.errors import raises_code
 
@@ -153,7 +153,7 @@ def test_twice_the_same(tmp_path: Path) -> None:
 
 
 def test_a_wide_vocabulary_is_stored_wide(tmp_path: Path) -> None:
-    from tests.recipes.text.test_tokenizer import foreign_folder
+    from tests.data.test_tokenizer import foreign_folder
 
     folder = foreign_folder(tmp_path / "words", num_words=70000)
     rows = [{"text": f"w0 w{n} w69999"} for n in range(20)]
@@ -335,7 +335,7 @@ def test_an_unknown_character_names_its_document(tmp_path: Path) -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rung.recipes.text.tokenizer import Bytes
+    from rung.data.tokenizer import Bytes
 
     monkeypatch.setattr(Bytes, "vocab_size", 100)
     folder = published(tmp_path / "in", train=[words(n) for n in range(5)], validation=["alpha"])

@@ -18,8 +18,8 @@ import json, os, signal, sys
 from pathlib import Path
 from rung.recipes.text import data
 from rung.recipes.text.data import Settings, prepare
-from rung.recipes.text.tokenizer import Bytes, Subwords
-from rung.recipes.text import tokenizer
+from rung.data.tokenizer import Bytes, Subwords
+from rung.data import tokenizer
 
 source, out, kind, kill_at, vocab_size = sys.argv[1:]
 data.SHARD_DOCUMENTS = 8

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from rung.data.store import Store
+from rung.data.tokenizer import learn
 from rung.nn import hf
 from rung.nn.transformer import Transformer
 from rung.random import Draw
 from rung.recipes.text.config import Model
 from rung.recipes.text.model import part_names
 from rung.recipes.text.recipe import Text
-from rung.recipes.text.tokenizer import learn
 from rung.resolve import resolve
 from tests.contract.cases import Case, text
 from tests.errors import raises_code
