@@ -64,7 +64,7 @@ from rung.runs.fields import groups_over_seeds
 from rung.runs.metrics import Faults
 from rung.runs.query import Run
 from rung.text import one_line
-from rung.units import count
+from rung.units import count, plural
 
 # Every rounding on the page of a run besides `count` for targets a second; all other numbers have all their digits.
 ROUNDED = {
@@ -371,11 +371,11 @@ def _epochs(run: Run, is_of_many: bool = False) -> Iterator[Block]:
         yield Paragraph([text])
     head = list(map(one_line, rows[0]))
     yield Table(head, [list(row.values()) for row in rows], numeric=range(1, len(head)))
-    left_out = [f"{len(found) - len(kept)} of {len(found)} epochs are left out"] if len(kept) < len(found) else []
-    left_out += [f"{len(ordered) - len(shown)} eval metrics are left out"] if len(shown) < len(ordered) else []
+    left_out = [f"{len(found) - len(kept)} of {len(found)} epochs"] if len(kept) < len(found) else []
+    left_out += [plural(len(ordered) - len(shown), "eval metric")] if len(shown) < len(ordered) else []
     if left_out:
-        command = code(f"rung report {run.id}")
-        yield Paragraph([f"{'; '.join(left_out)}: all are in ", code("epochs.json"), ", which ", command, " writes."])
+        what, command = f"Left out: {' and '.join(left_out)}; all are in ", code(f"rung report {run.id}")
+        yield Paragraph([what, code("epochs.json"), ", which ", command, " writes."])
     if not is_of_many:
         yield Code(epochs_json(kept), "json")
 
