@@ -192,7 +192,7 @@ HEALTHY = {
     "positions": np.tile(np.arange(9), (512, 1)), "labels": RNG.integers(0, 5, 512),
     "ids": RNG.integers(0, 50000, (512, 9)),
     "frames": RNG.integers(0, 256, (512, 6, 8, 3)).astype(np.uint8), "ones": np.ones((512, 1), np.float32),
-    "rare": (NOISE[:, :2] > 2.4).astype(np.float32), "signed": NOISE * 30,
+    "rare": (NOISE[:, :2] > 2.4).astype(np.float32), "signed": NOISE * 30, "empty": np.zeros((512, 0), np.int32),
 }  # fmt: skip
 SICK = {
     "0..255 as floats": RNG.integers(0, 256, (512, 8)).astype(np.float32),

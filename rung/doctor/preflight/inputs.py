@@ -115,6 +115,9 @@ def sound_inputs(context: CheckContext) -> Iterator[Result]:
         return
     lines = []
     for name, a in arrays.items():
+        if not a.size:  # prompts without a text before the sound have no tokens there, in any row
+            lines.append(f"{name}: {a.dtype} {'x'.join(map(str, a.shape[1:]))}, empty")
+            continue
         found += _faults(context, array_stats(name, a), known)
         line = f"{name}: {a.dtype} {'x'.join(map(str, a.shape[1:])) or '1'}, {a.min():.4g} .. {a.max():.4g}"
         lines.append(f"{line}, mean {a.mean(dtype=float):.4g}, std {a.std(dtype=float):.4g}")
