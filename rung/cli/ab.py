@@ -421,7 +421,8 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     if math.isfinite(judgement.effect):
         effect = f"{judgement.effect:+.6f} in {judgement.metric}, {judgement.percent:+.2f} %{saved}"
     if math.isfinite(judgement.low):
-        interval = f"{judgement.confidence}, {judgement.method}, widened for skew; sd of a difference {judgement.sd:.2g}"
+        interval = f"{judgement.confidence}, {judgement.method}, widened for skew"
+        interval += f"; sd of a difference {judgement.sd:.2g}"
         interval += f"; p {judgement.p:.2g}" if math.isfinite(judgement.p) else ""
         interval += f"; assumes {judgement.assumes}" if judgement.assumes else ""
     looks = ""
