@@ -29,7 +29,7 @@ class Forks(Toy):
 '''
 TRAIN = '''
 import rung
-words = "data.batch_size=4 optimizer.max_iters=6 lr.warmup_iters=2 eval_interval=3 system.device=cpu system.data_workers=0"
+words = "data.batch_size=4 optimizer.max_iters=6 lr.warmup_iters=2 eval_interval=3 system.device=cpu"
 run = rung.train("forks:Forks", words.split(), check=False, display=False)
 print("STATUS", run.status)
 '''
