@@ -156,9 +156,13 @@ def run_pair(folder: Path, pair: Pair, result: Result) -> None:
     result.unlooked = -1 if told["is_strict"] or claims else len(notes)
 
 
+def label(shape: Shape | Pair, is_sick: bool) -> str:
+    return shape.name if is_sick else f"{shape.name} (twin)"
+
+
 def examine(one_class: Class, shape: Shape | Pair, is_sick: bool) -> Result:
     """Runs one program and scores what is said about it."""
-    result = Result(shape.name if is_sick else f"{shape.name} (twin)", is_sick)
+    result = Result(label(shape, is_sick), is_sick)
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         try:
             if isinstance(shape, Pair):
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--class", dest="name", action="append", help="only this class; may be given again")
     parser.add_argument("--shape", default="", help="only shapes whose name contains this")
     parser.add_argument("--json", type=Path, help="where to write every answer")
+    parser.add_argument("--resume", action="store_true", help="keep the answers in the file of --json, ask the rest")
     parser.add_argument("--source", help="CLASS/SHAPE: print the sick program and end")
     args = parser.parse_args()
     known = classes()
@@ -209,6 +214,12 @@ def main() -> None:
         return result
 
     results: dict[str, list[Result]] = {name: [] for name in chosen}
+    if args.resume and args.json and args.json.exists():
+        for name, kept in json.loads(args.json.read_text()).items():
+            results.setdefault(name, []).extend(Result(**one) for one in kept)
+    asked = {(name, one.name) for name, kept in results.items() for one in kept}
+    jobs = [job for job in jobs if (job[0], label(job[1], job[2])) not in asked]
+    jobs.sort(key=lambda job: not job[2])  # what is sick first: an exam that is stopped has asked about every class
     with ThreadPoolExecutor(2) as pool:
         for (name, _, _), result in zip(jobs, pool.map(work, jobs)):
             results[name].append(result)

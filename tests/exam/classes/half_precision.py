@@ -1,7 +1,5 @@
 """Weights in half precision lose updates that are too small for them."""
 
-# ruff: noqa: E501 (lines of the programs stay whole)
-
 from tests.exam.programs import Class, Shape
 
 CLASS = Class(

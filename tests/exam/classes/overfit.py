@@ -1,7 +1,5 @@
 """A model that is too large for its data learns it by heart."""
 
-# ruff: noqa: E501 (lines of the programs stay whole)
-
 from tests.exam.programs import Class, Shape
 
 CLASS = Class(
