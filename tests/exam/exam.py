@@ -114,7 +114,7 @@ def run_shape(folder: Path, shape: Shape, result: Result) -> None:
     else:
         target = f"{shape.base}:{RECIPES[shape.base]}"
         own = shape.keys if result.is_sick else shape.twin_keys
-        keys = list(dict(pair.split("=") for pair in f"{KEYS} {own}".split()).items())
+        keys = list(dict(pair.split("=") for pair in f"{KEYS} seed={shape.seed} {own}".split()).items())
         words = [f"{name}={value}" for name, value in keys]
         ask_check(folder, result, target, words)
         done = call(folder, "-m", "rung", "train", target, *words)

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rung
 
-config = {"seed": 1337, "lr": 0.05, "epochs": 8, "batch_size": 32, "width": 8, "dropout": 0.1, "weight_decay": 1e-4}
+config = {"seed": 1337, "lr": 0.05, "epochs": 5, "batch_size": 32, "width": 8, "dropout": 0.1, "weight_decay": 1e-4}
 torch.manual_seed(config["seed"])
 
 
@@ -27,7 +27,7 @@ def images(count):
     return pictures, labels
 
 
-train_x, train_y = images(1200)
+train_x, train_y = images(2000)
 val_x, val_y = images(400)
 
 

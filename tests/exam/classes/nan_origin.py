@@ -11,11 +11,13 @@ CLASS = Class(
         Shape(
             "mlp/square root of 0, guarded",
             "mlp",
-            [
+            [(".add(1e-6).sqrt()", ".sqrt()")],
+            both=[
                 (
                     "(model(x)[:, 0] - y).pow(2).mean()",
-                    "(model(x)[:, 0] - y).pow(2).mean() + 1e-3 * (model(x)[:, 0].clamp(min=3) - 3).sqrt().mean()",
-                )
+                    "(error := model(x)[:, 0] - y).pow(2).mean() + 1e-3 * far(error).pow(2).sum().add(1e-6).sqrt()",
+                ),
+                ("\n\ndef loss_fn", "\n\ndef far(error):\n    return error * (error.abs() > 1.5)\n\n\ndef loss_fn"),
             ],
             twin=True,
         ),
@@ -42,6 +44,7 @@ CLASS = Class(
                     "    x, y = train_x[ids], train_y[ids].clone()\n    if step == 170:\n        y[:] = PAD\n",
                 )
             ],
+            says=r"\bnan\b|not finite|non-finite|infinit|no target|without targets",
             twin=True,
         ),
         Shape(

@@ -14,11 +14,11 @@ CLASS = Class(
             twin=True,
         ),
         Shape(
-            "cnn/sixty images for forty epochs",
+            "cnn/forty-eight images for many epochs",
             "cnn",
             [
-                ("train_x, train_y = images(1200)", "train_x, train_y = images(48)"),
-                ('"epochs": 8', '"epochs": 120'),
+                ("train_x, train_y = images(2000)", "train_x, train_y = images(48)"),
+                ('"epochs": 5', '"epochs": 120'),
                 ("0.1 * torch.randn_like(x)", "0.0 * x"),
                 ('"lr": 0.05', '"lr": 0.2'),
                 ('"dropout": 0.1', '"dropout": 0.0'),

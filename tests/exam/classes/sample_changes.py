@@ -17,6 +17,8 @@ CLASS = Class(
                     "        for p in model.parameters():\n            p.data = p.data.half().float()\n        generator, state, written = draw",
                 )
             ],
+            keys="sample_interval=50",
+            twin_keys="sample_interval=50",
             twin=True,
         ),
         Shape(
@@ -28,10 +30,12 @@ CLASS = Class(
                     "        written = [START]\n        table = model.notes.weight.detach()\n        table.div_(table.norm(dim=1, keepdim=True).clamp(min=1))\n",
                 )
             ],
+            keys="sample_interval=50",
+            twin_keys="sample_interval=50",
             twin=True,
         ),
         Shape(
-            "bytes/clamps only the head, in float16",
+            "bytes/clamps only the head",
             "bytes_gru",
             [
                 (
@@ -39,6 +43,8 @@ CLASS = Class(
                     "        with torch.no_grad():\n            model.head.weight.clamp_(-0.05, 0.05)\n        generator, state, written = draw",
                 )
             ],
+            keys="sample_interval=50",
+            twin_keys="sample_interval=50",
         ),
         Shape(
             "cnn/eval in training mode moves running statistics",
