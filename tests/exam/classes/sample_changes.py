@@ -14,7 +14,7 @@ CLASS = Class(
             [
                 (
                     "        generator, state, written = draw",
-                    "        for p in model.parameters():\n            p.data = p.data.half().float()\n        generator, state, written = draw",
+                    "        for p in model.parameters():\n            p.data = p.data.bfloat16().float()\n        generator, state, written = draw",
                 )
             ],
             keys="sample_interval=50",
@@ -27,7 +27,7 @@ CLASS = Class(
             [
                 (
                     "        written = [START]\n",
-                    "        written = [START]\n        table = model.notes.weight.detach()\n        table.div_(table.norm(dim=1, keepdim=True).clamp(min=1))\n",
+                    "        written = [START]\n        table = model.notes.weight.detach()\n        table.div_(table.norm(dim=1, keepdim=True))\n",
                 )
             ],
             keys="sample_interval=50",
