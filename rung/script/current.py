@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
+from rung.runs.executed import Executed
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, read_document
 from rung.script.never_raise import say
@@ -105,6 +106,7 @@ def init(
         tags=labels,
         code_root=(_code_root() if code else None) if isinstance(code, bool) else Path(code),
     )
+    record.follow(Executed(record, command_without_secrets(sys.argv)))
     if planned_seeds is not None:
         record.update(planned_seeds=planned_seeds)
     run, here = OwnRun(record, tree, sources), Path.cwd()
