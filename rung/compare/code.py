@@ -152,6 +152,7 @@ def diff(a: Run, b: Run) -> CodeDiff:
         found = _with_executed(found, sides[0], sides[1])
     else:
         found = _with_scripts(found, a, b, snapshots)
+        found.files = [_as_notebook(file, snapshots) or file for file in found.files]
         silent = [run.id for run, side in zip((a, b), sides) if side is None]
         found.unknown.append(f"what {' and '.join(dict.fromkeys(silent))} executed outside of the kept folder")
     found.ran = (sides[0], sides[1])
@@ -212,6 +213,7 @@ def _with_executed(tree: CodeDiff, a: Ran, b: Ran, is_resume: bool = False) -> C
     patches: list[str] = []
     sides = (a, b)
     of_file: list[set[str]] = [{str(one["file"]) for one in side.files} for side in sides]
+    in_tree = {file.path for file in tree.files}
     for old, new in _paired(a.files, b.files):
         if old is not None and new is not None:
             _compare_executed(found, patches, (a, old), (b, new))
@@ -222,6 +224,9 @@ def _with_executed(tree: CodeDiff, a: Ran, b: Ran, is_resume: bool = False) -> C
         assert entry is not None
         other = b if side is a else a
         name = str(entry["file"])
+        if entry.get("how") == "named" and name in in_tree:  # read by the other under another name, if at all
+            of_file[0 if side is a else 1].discard(name)
+            continue
         content, which = side.content(entry), side.snapshot.run_id
         status = "A" if side is b else "D"
         if entry.get("is_written"):
@@ -256,9 +261,9 @@ def _with_executed(tree: CodeDiff, a: Ran, b: Ran, is_resume: bool = False) -> C
     if "notebook" in (a.document.get("main"), b.document.get("main")):
         found.notes.append("of a notebook, the cells that were executed are compared")
     for side in sides:
-        if side.document.get("main") == "session" or not any("__main__" in _modules(one) for one in side.files):
-            if str(side.document.get("main")) in ("session", "piped"):
-                found.unknown.append(f"what was typed or piped into {side.snapshot.run_id}")
+        has_program = any("__main__" in _modules(one) for one in side.files)
+        if side.document.get("main") == "session" or (side.document.get("main") == "piped" and not has_program):
+            found.unknown.append(f"what was typed or piped into {side.snapshot.run_id}")
     return found
 
 
@@ -297,7 +302,7 @@ def _paired(
 def _compare_executed(
     found: CodeDiff, patches: list[str], before: tuple[Ran, Mapping[str, Any]], after: tuple[Ran, Mapping[str, Any]]
 ) -> None:
-    (a, old), (b, new) = before, after
+    old, new = before[1], after[1]
     names = [str(old["file"]), str(new["file"])]
     name = " -> ".join(dict.fromkeys(names))
     edited = [side.snapshot.run_id for side, entry in (before, after) if entry.get("is_edited")]
@@ -348,11 +353,10 @@ def _weighed(file: ChangedFile, sides: tuple[Ran, Ran], is_notebook: list[bool])
     if suffix in _PYTHON:
         return note("executed by neither run")
     if suffix == ".ipynb":
-        contents = [_in_snapshot(side.snapshot, file.path) for side in sides]
-        cells = [None if content is None else cells_of(content) for content in contents]
-        if cells[0] is not None and cells[0] == cells[1]:
-            return note("the same code: only outputs, counts or texts differ")
-        return note("the cells that were executed are compared instead" if any(is_notebook) else "executed by neither run")
+        if (same := _as_notebook(file, [side.snapshot for side in sides])) is not None:
+            return same
+        instead = "the cells that were executed are compared instead"
+        return note(instead if any(is_notebook) else "executed by neither run")
     if any(file.path in names for names in outputs):
         return note("output of a run")
     is_tracked = any(_is_tracked(side.snapshot, file.path) for side in sides)
@@ -361,9 +365,9 @@ def _weighed(file: ChangedFile, sides: tuple[Ran, Ran], is_notebook: list[bool])
         if all(file.path in names for names in written):
             return note("written by both runs themselves")
         other = written[0] | written[1] | _written_by_others(sides)
-        if file.status != "M" and not is_tracked and file.path in other and suffix in CONFIG_SUFFIXES:
-            if not any(path.name.encode() in (side.content(one) or b"") for side in sides for one in side.files):
-                return note("written while a run ran, and named by no file that was executed")
+        is_new = file.status != "M" and not is_tracked and suffix in CONFIG_SUFFIXES
+        if is_new and file.path in other and not any(_names(side, path.name) for side in sides):
+            return note("written while a run ran, and named by no file that was executed")
         return file
     if suffix in _OUTPUTS or suffix.startswith(".tfevents") or "tfevents" in path.name:
         return file if is_tracked and suffix in _DATA else note("output, neither code nor configuration")
@@ -376,12 +380,20 @@ def _weighed(file: ChangedFile, sides: tuple[Ran, Ran], is_notebook: list[bool])
     return file
 
 
+def _names(side: Ran, name: str) -> bool:
+    """Whether a source that a run executed spells out this name."""
+    return any(name.encode() in (side.content(one) or b"") for one in side.files)
+
+
 _PYTHON = frozenset({".py", ".pyw", ".pyi", ".pyc"})
-_CODE = frozenset({".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".jl", ".lua", ".js"})
-_CODE |= {".j2", ".jinja", ".tmpl"}
+_CODE = frozenset(
+    {".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".jl", ".js", ".j2", ".jinja"}
+)
 _CONFIG_NAMES = frozenset({"Makefile", "Dockerfile", ".env", ".flags"})
 # What programs write. Those of _DATA are also read: a tracked one that differs counts.
-_DATA = frozenset({".npy", ".npz", ".bin", ".pkl", ".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".parquet", ".gz", ".zip"})
+_DATA = frozenset(
+    {".npy", ".npz", ".bin", ".pkl", ".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".parquet", ".gz", ".zip"}
+)
 _OUTPUTS = _DATA | {
     ".log", ".out", ".err", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".html", ".wav", ".mp3", ".mid", ".mp4",
     ".db", ".sqlite", ".prof", ".onnx", ".lock", ".tmp", ".swp", ".bak", ".pid", ".tar", ".o", ".so",
@@ -399,6 +411,17 @@ def cells_of(data: bytes) -> list[str] | None:
         return None
     texts = ["".join(map(str, one)) if isinstance(one, list) else str(one or "") for one in sources]
     return [text.strip() for text in texts if text.strip()]
+
+
+def _as_notebook(file: ChangedFile, snapshots: Sequence[Snapshot]) -> ChangedFile | None:
+    """A notebook whose code is the same, as a note; None for any other file."""
+    if not file.path.endswith(".ipynb"):
+        return None
+    contents = [_in_snapshot(snapshot, file.path) for snapshot in snapshots]
+    cells = [None if content is None else cells_of(content) for content in contents]
+    if cells[0] is None or cells[0] != cells[1]:
+        return None
+    return file._replace(why="the same code: only outputs, counts or texts differ", weight="note")
 
 
 def _is_tracked(snapshot: Snapshot, name: str) -> bool:

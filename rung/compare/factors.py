@@ -80,11 +80,13 @@ _HARMLESS_VARIABLES = re.compile(
 _OF_FLAGS = re.compile(r"tf32|precision|determin|benchmark|dtype|amp|cudnn|attention|sdp", re.I)
 # Keys of a script that say how much a step takes.
 _OF_COUNTS = re.compile(
-    r"batch|\bbs\b|micro|accum|context|block|seq|len|rows|samples|tokens|targets|world|crop|size|mask|pack|data|task", re.I
+    r"batch|\bbs\b|micro|accum|context|block|seq|len|rows|samples|tokens|targets|world|crop|size|mask|pack|data|task",
+    re.I,
 )
 _OF_OUTPUT = re.compile(
     r"(do|run|no|with|skip)?[_-]?(test|eval|predict|validate|sample)\w*|\w*(out|output|dir|folder|log|logs|save|tag|note|why|name|project|experiment|entity|port|verbose|quiet|debug|wandb"
-    r"|device|gpu|gpus|rank|resume_from|local_rank|num_workers|workers)\w*", re.I
+    r"|device|gpu|gpus|rank|resume_from|local_rank|num_workers|workers)\w*",
+    re.I,
 )
 
 
@@ -221,7 +223,11 @@ def _command(a: Run, b: Run, code: CodeDiff) -> Iterator[Difference]:
     ):
         if chosen:
             before, after = (
-                " ".join(one[n] if n.startswith("word ") else f"{n}={one[n]}" if one[n] else n for n in chosen if n in one)
+                " ".join(
+                    one[name] if name.startswith("word ") else f"{name}={one[name]}" if one[name] else name
+                    for name in chosen
+                    if name in one
+                )
                 for one in sides
             )
             detail = "no config key tells of it" if weight == "hidden" else "where output goes"
@@ -410,7 +416,7 @@ def _changed_environment(
     for place, env in enumerate((was, now)):
         packages = dict(mapping(env.get("packages")))
         loaded.append({} if imported is None else {_same_name(n): n for n in imported[place]})
-        if imported is not None:  # under the names that metadata has; of two that are installed, the one that was loaded
+        if imported is not None:  # under the names that metadata has; of two installed ones, that which was loaded
             called = {_same_name(name): name for name in packages}
             packages |= {called.get(_same_name(name), name): version for name, version in imported[place].items()}
         gpus = [gpu for gpu in list_of(env.get("gpus")) if isinstance(gpu, dict)]
@@ -494,7 +500,8 @@ def _flags(documents: Sequence[Mapping[str, Any]], keys: Collection[str]) -> Ite
     for name in (name for name in was if name in now and was[name] != now[name]):
         causes = [key for key in keys if _OF_FLAGS.search(key)]
         detail = f"follows from {', '.join(causes)}" if causes else ""
-        yield Difference("environment", f"torch {name}", was[name], now[name], "follows" if causes else "hidden", detail)
+        weight = "follows" if causes else "hidden"
+        yield Difference("environment", f"torch {name}", was[name], now[name], weight, detail)
     if was == now and len(states[0]) != len(states[1]):
         detail = "torch's flags changed while one of the runs trained"
         yield Difference("environment", "torch flags", len(states[0]), len(states[1]), "note", detail)

@@ -1,18 +1,19 @@
 """What a run executed: the command, every source file it ran outside of packages, and what else decides about numbers.
 
-A snapshot (provenance.py) is for restoring a folder: it holds files that nothing imports, and not those that git ignores
-or that lie elsewhere. What ran is in the modules of the process. Programs import late, so this is written when the run
-starts, and again whenever modules were added: never more than once a second, and never for a step that imported nothing.
-A run that is killed still has what it had imported by then.
+A snapshot (provenance.py) is for restoring a folder: it holds files that nothing imports, and none that git ignores or
+that lie elsewhere. What ran is in the modules of the process. Programs import late, so this is written when the run
+starts and again when modules were added, at most once a second. A run that is killed has what it had imported by then.
 
 A file counts as executed if a module was loaded from it, or if the command or an executed file names it as a Python or
 configuration file: that is how `exec(open("configurator.py").read())` and `--config base.yaml` are seen. Packages are
 known by the version of the distribution that owns the loaded module, which is not always the one that metadata names
-first. Of the environment variables only those are kept that decide about numbers, and those that the executed files read.
+first. Environment variables are kept if libraries compute by them, or if the executed files read them.
 """
 
 from __future__ import annotations
 
+import ast
+import atexit
 import contextlib
 import gzip
 import hashlib
@@ -26,9 +27,9 @@ import sysconfig
 import tarfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from rung.files import write_whole
@@ -39,12 +40,15 @@ from rung.runs.provenance import SnapshotError, WorkingTree, is_secret, sources_
 if TYPE_CHECKING:
     from rung.runs.record import Record
 
-CONFIG_SUFFIXES = frozenset({".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf", ".sh", ".properties", ".jsonc"})
+CONFIG_SUFFIXES = frozenset(
+    {".yaml", ".yml", ".toml", ".json", ".jsonc", ".ini", ".cfg", ".conf", ".properties", ".sh"}
+)
 CELLS, TYPED, PIPED = "(cells)", "(-c)", "(stdin)"  # what was executed and lies in no file
 _FILE_BYTES, _TOTAL_BYTES = 1_000_000, 10_000_000  # kept in the run, before they are packed
 _NUM_WROTE = 500
 _NUM_NAMED = 200
 _EVERY_S = 1.0
+_CLOCK_S = 0.03  # the kernel says in hundredths when a process began, and up to now as well
 _LITERAL = re.compile(r"""(?<![\w\\])[rbfRBF]{0,2}(["'])((?:(?!\1)[^\n\\]){1,200})\1""")
 _READS = re.compile(r"""(?:environ(?:\.(?:get|pop|setdefault))?|getenv)\s*[\[(]\s*["'](\w{1,100})["']""")
 _VARIABLES = re.compile(
@@ -74,7 +78,7 @@ class Executed:
         """`argv` is the command without secrets."""
         global _num_started
         self._pid, self._started, self._cwd = os.getpid(), time.time(), Path.cwd()
-        self._began = _process_began() or self._started
+        self._began = self._process_began = _process_began() or self._started
         env = str(record.attempt.get("env") or "env.json")
         self._path = record.path / f"executed{env.removeprefix('env')}"
         self._archive = self._path.with_suffix(".tar.gz")
@@ -130,6 +134,17 @@ class Executed:
 
     def finish(self, status: str) -> None:
         self.update(is_last=True)
+        self._contents = {}  # written
+        if self._main not in ("notebook", "session"):
+            atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        """Results are often written after the run was finished."""
+        with _quietly():
+            if os.getpid() == self._pid and self._path.exists():
+                self._look_at_outputs()
+                if to_json(self._document) != self._written:
+                    write_json(self._path, self._document)
 
     def update(self, is_last: bool = False) -> None:
         if os.getpid() != self._pid:  # a worker that was forked
@@ -159,9 +174,8 @@ class Executed:
     def _look(self) -> None:
         is_first = not self._modules
         self._looked_at = len(sys.modules)
-        if flags := _torch_flags():
-            if not self._flags or self._flags[-1] != flags:
-                self._flags.append(flags)
+        if (flags := _torch_flags()) and (not self._flags or self._flags[-1] != flags):
+            self._flags.append(flags)
         for name, module in list(sys.modules.items()):
             if name in self._modules and name != "__main__":
                 continue
@@ -171,7 +185,7 @@ class Executed:
                 file = names.get("__file__")
             except (AttributeError, TypeError):
                 continue
-            if not isinstance(file, str) or not file or file.startswith(_OWN_TEXTS):
+            if not isinstance(file, str) or not file or file.startswith(("<", *_OWN_TEXTS)):
                 continue
             is_installed = "site-packages" in file or "dist-packages" in file
             if is_installed and (name.partition(".")[0], os.path.dirname(file)) in self._settled:
@@ -251,8 +265,10 @@ class Executed:
             known = self._files[path]
             if module and module not in known["modules"]:
                 known["modules"] = [*known["modules"], module]
-            if how == "imported":
+            if how == "imported" and known["how"] == "named":
                 known["how"] = how
+                if self._is_edited(path, names):
+                    known["is_edited"] = True
             return
         if not path.is_file():  # in an archive of modules
             path = next((above for above in path.parents if above.is_file()), path)
@@ -260,7 +276,7 @@ class Executed:
                 return
         if len(self._files) >= 20_000:
             return
-        state, data = path.stat(), path.read_bytes()
+        data = path.read_bytes()
         label = self._label(path)
         entry: dict[str, Any] = {
             "file": label,
@@ -270,8 +286,8 @@ class Executed:
             "bytes": len(data),
         }
         is_python = path.suffix.lower() in (".py", ".pyw") or b"\0" not in data[:8000]
-        if how == "imported" and state.st_mtime > self._began_really + 0.5 and not _is_as_imported(path, state, names):
-            entry["is_edited"] = True  # after it was loaded: then this is not what was executed
+        if how == "imported" and self._is_edited(path, names):
+            entry["is_edited"] = True
         self._files[path] = entry
         if is_python:
             self._keep(entry, label, data, path)
@@ -284,6 +300,11 @@ class Executed:
             folders = [path.parent, self._cwd, self._base]
             for word in words:
                 self._named(word, folders, words)
+
+    def _is_edited(self, path: Path, names: Mapping[str, Any] | None) -> bool:
+        """Whether it changed after it was loaded: then it is not what was executed."""
+        state = path.stat()
+        return state.st_mtime > self._process_began + _CLOCK_S and not _is_as_imported(path, state, names)
 
     def _keep(self, entry: dict[str, Any], label: str, data: bytes, path: Path | None = None) -> None:
         """Its content in the run, where the snapshot does not hold it."""
@@ -302,19 +323,19 @@ class Executed:
             self._contents[label] = shown.encode("utf-8", "surrogateescape")
             self._kept_bytes += len(data)
 
-    def _named(self, word: str, folders: list[Path], others: list[str] = []) -> None:
+    def _named(self, word: str, folders: Sequence[Path], others: Sequence[str] = ()) -> None:
         """A file of code or configuration that a command or a source names, if there is one."""
         suffix = os.path.splitext(word)[1].lower()
-        if suffix != ".py" and suffix not in CONFIG_SUFFIXES or any(c in word for c in "*?{}\0") or len(word) > 300:
+        if suffix not in (".py", *CONFIG_SUFFIXES) or any(c in word for c in "*?{}\0") or len(word) > 300:
             return
         if sum(one["how"] == "named" for one in self._files.values()) >= _NUM_NAMED:
             return
         # A folder may be named apart: Path("conf") / "settings.py".
-        apart = [folder / other for other in dict.fromkeys(others) if _FOLDER.fullmatch(other) for folder in folders[:1]]
-        for folder in [*folders, *apart[:100]]:
+        apart = [folder / one for one in dict.fromkeys(others) if _FOLDER.fullmatch(one) for folder in folders[:2]]
+        for folder in [*folders, *apart[:200]]:
             path = Path(os.path.abspath(folder / os.path.expanduser(word)))
-            is_known = any(_is_below(path, place) for place in (_OWN, *_STANDARD, *self._exclude))
-            if is_known or "site-packages" in path.parts or not path.is_file():
+            is_known = is_of_python(path) or any(_is_below(path, place) for place in (_OWN, *self._exclude))
+            if is_known or not path.is_file():
                 continue
             with contextlib.suppress(OSError):
                 self._add(path, "", "named")
@@ -342,7 +363,8 @@ class Executed:
         if not name or not (content or digest):
             return
         digest = digest or hashlib.sha256(content).hexdigest()
-        entry = {"file": name, "modules": ["__main__"], "how": "imported", "sha256": digest, "bytes": len(content)}
+        entry: dict[str, Any] = {"file": name, "modules": ["__main__"], "how": "imported"}
+        entry |= {"sha256": digest, "bytes": len(content), "kept": ""}
         if self._files.get(Path(name), {}).get("sha256") == digest:
             return
         self._files[Path(name)] = entry
@@ -353,10 +375,6 @@ class Executed:
         words = [match[1] for match in _LITERAL.findall(text)]
         for word in words:
             self._named(word, [self._cwd, self._base], words)
-
-    @property
-    def _began_really(self) -> float:
-        return _process_began() or self._started
 
     def _label(self, path: Path) -> str:
         """Where it lies as others would call it: below the kept folder, else below home, else as it is."""
@@ -458,7 +476,7 @@ def _main() -> str:
     names = object.__getattribute__(sys.modules["__main__"], "__dict__")
     if "ipykernel" in sys.modules or ("IPython" in sys.modules and isinstance(names.get("In"), list)):
         return "notebook"
-    if names.get("__file__"):
+    if not str(names.get("__file__") or "<stdin>").startswith("<"):
         return "module" if names.get("__spec__") is not None else "script"
     if "-c" in sys.orig_argv and sys.argv[:1] == ["-c"]:
         return "typed"
@@ -478,10 +496,14 @@ def _on_the_stack() -> Iterator[Path]:
         name = frame.f_code.co_filename
         if frame.f_code.co_name == "<module>" and not name.startswith("<"):
             path = Path(os.path.abspath(name))
-            is_known = any(_is_below(path, place) for place in (_OWN, *_STANDARD)) or path.parent in _TOOLS
-            is_known = is_known or any(map(_GENERATED.fullmatch, path.parts))
-            if not is_known and "site-packages" not in path.parts and path.is_file():
+            is_known = is_of_python(path) or _is_below(path, _OWN) or path.parent in _TOOLS
+            if not is_known and not any(map(_GENERATED.fullmatch, path.parts)) and path.is_file():
                 yield path
+
+
+def is_of_python(path: Path) -> bool:
+    """Whether a file belongs to Python itself or to an installed package."""
+    return "site-packages" in path.parts or any(_is_below(path, place) for place in _STANDARD)
 
 
 def _hash_of_code(frame: FrameType, file: str) -> str:
@@ -492,17 +514,26 @@ def _hash_of_code(frame: FrameType, file: str) -> str:
 
 
 def _is_as_imported(path: Path, state: os.stat_result, names: Mapping[str, Any] | None) -> bool:
-    """Whether a file is what its module was loaded from, as the compiled copy says; False where nobody knows."""
+    """Whether a file that changed since the process began is what its module was loaded from: a script may have written
+    it before. The compiled copy says so; where there is none, what the module holds; of a program nobody knows."""
     spec = (names or {}).get("__spec__")
-    cached = getattr(spec, "cached", None) or (names or {}).get("__cached__")
-    try:
-        head = Path(str(cached)).read_bytes()[:16]
-    except (OSError, ValueError):
+    if names is None or spec is None:
         return False
-    if len(head) < 16 or head[4:8] != b"\0\0\0\0":  # known by a hash, not by time
-        return True
-    times = [int.from_bytes(head[at : at + 4], "little") for at in (8, 12)]
-    return times == [int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF]
+    with contextlib.suppress(OSError, ValueError):
+        head = Path(str(getattr(spec, "cached", None))).read_bytes()[:16]
+        if not sys.dont_write_bytecode and len(head) == 16 and head[4:8] == b"\0\0\0\0":  # known by time, not by a hash
+            times = [int.from_bytes(head[at : at + 4], "little") for at in (8, 12)]
+            return times == [int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF]
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Assign) and isinstance(value := node.value, ast.Constant):
+            targets = [one.id for one in node.targets if isinstance(one, ast.Name)]
+            if any(names.get(name) != value.value for name in targets):
+                return False
+    for code in compile(path.read_bytes(), str(path), "exec", dont_inherit=True).co_consts:
+        known = names.get(code.co_name) if isinstance(code, CodeType) else None
+        if isinstance(known, FunctionType) and known.__code__ != code:
+            return False
+    return True
 
 
 def _process_began() -> float | None:
@@ -558,7 +589,7 @@ def _quietly() -> Iterator[None]:
 
 _FOLDER = re.compile(r"[\w.~-][\w./~ -]*")
 _OWN = Path(__file__).resolve().parents[1]
-_OWN_TEXTS = tuple(f"{folder}{os.sep}" for folder in dict.fromkeys([str(_OWN), os.path.dirname(os.path.dirname(__file__))]))
+_OWN_TEXTS = tuple(f"{folder}{os.sep}" for folder in (_OWN, os.path.dirname(os.path.dirname(__file__))))
 _STANDARD = tuple(
     dict.fromkeys(
         path
