@@ -438,8 +438,9 @@ def _is_tracked(snapshot: Snapshot, name: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _tracked(folder: Path, root: str, head: str, commit: str, name: str) -> bool:
     repository = _repository([Snapshot("", folder, {"kind": "git", "commit": commit, "root": root})])
-    asked = repository and repository.git("cat-file", "-e", f"{head}:{name}", check=False)
-    return asked is not None and asked.returncode == 0
+    if repository is None:
+        return False
+    return repository.git("cat-file", "-e", f"{head}:{name}", check=False).returncode == 0
 
 
 def _written_by_others(sides: tuple[Ran, Ran]) -> set[str]:

@@ -446,11 +446,11 @@ def _changed_environment(
     others = [name for name in names if name not in of_loaded]
     for called, chosen, weight in (("packages", of_loaded, "hidden"), ("other packages", others, "note")):
         if chosen:
-            before, after = ({n: packages[n] for n in chosen if n in packages} for packages in (old, new))
-            detail = _changes(before, after, ids)
+            parts = [{n: packages[n] for n in chosen if n in packages} for packages in (old, new)]
+            detail = _changes(parts[0], parts[1], ids)
             if weight == "note":
                 detail = f"installed, and not loaded by both: {detail}"
-            yield Difference("environment", called, before, after, weight, detail)
+            yield Difference("environment", called, parts[0], parts[1], weight, detail)
     for name in _MACHINE:
         if was.get(name) != now.get(name):
             yield Difference("environment", name, was.get(name), now.get(name), "note")
@@ -521,7 +521,7 @@ def _budget(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
             yield Difference("budget", "num_steps", planned[0], planned[1], "hidden", f"{whom} declares no budget")
         elif (lasts := [_trained_steps(run) for run in (a, b)])[0] != lasts[1]:
             detail = "the last step; neither run declares a budget"
-            yield Difference("budget", "last_step", *lasts, "hidden", detail)
+            yield Difference("budget", "last_step", lasts[0], lasts[1], "hidden", detail)
         return
     ends = "the schedules end at different steps; points in the middle of a schedule cannot be compared"
     horizons = [number_of(one.get("decay_steps")) for one in derived]
@@ -579,7 +579,8 @@ def _counts(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[
             weight = "hidden"
             detail = f"mean over {len(shared)} shared steps; {totals[0]:.6g} and {totals[1]:.6g} in all"
             detail += f", from {', '.join(causes)}" if causes else ""
-        yield Difference("budget", f"{name} a step", *(float(f"{mean:.6g}") for mean in means), weight, detail)
+        old_mean, new_mean = (float(f"{mean:.6g}") for mean in means)
+        yield Difference("budget", f"{name} a step", old_mean, new_mean, weight, detail)
 
 
 def _metric(a: Run, b: Run, same: list[str], has_rows: bool) -> Iterator[Difference]:
