@@ -444,13 +444,13 @@ def _changed_environment(
 
     of_loaded = names if imported is None else [name for name in names if is_loaded(name)]
     others = [name for name in names if name not in of_loaded]
-    for called, chosen, weight in (("packages", of_loaded, "hidden"), ("other packages", others, "note")):
+    for part, chosen, weight in (("packages", of_loaded, "hidden"), ("other packages", others, "note")):
         if chosen:
             parts = [{n: packages[n] for n in chosen if n in packages} for packages in (old, new)]
             detail = _changes(parts[0], parts[1], ids)
             if weight == "note":
                 detail = f"installed, and not loaded by both: {detail}"
-            yield Difference("environment", called, parts[0], parts[1], weight, detail)
+            yield Difference("environment", part, parts[0], parts[1], weight, detail)
     for name in _MACHINE:
         if was.get(name) != now.get(name):
             yield Difference("environment", name, was.get(name), now.get(name), "note")
