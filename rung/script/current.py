@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
+from rung.runs.executed import Executed, is_of_python
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, read_document
 from rung.script.never_raise import say
@@ -105,6 +106,7 @@ def init(
         tags=labels,
         code_root=(_code_root() if code else None) if isinstance(code, bool) else Path(code),
     )
+    record.follow(Executed(record, command_without_secrets(sys.argv)))
     if planned_seeds is not None:
         record.update(planned_seeds=planned_seeds)
     run, here = OwnRun(record, tree, sources), Path.cwd()
@@ -177,7 +179,7 @@ def _code_root() -> Path:
     """The folder of the script where it lies below none that has nothing to do with it, else where we are."""
     script, here = getattr(sys.modules.get("__main__"), "__file__", None), Path.cwd()
     folder = Path(script).resolve().parent if script else here
-    is_installed = "site-packages" in folder.parts or folder.name == "bin"
+    is_installed = is_of_python(folder) or folder.name == "bin"  # a profiler or a test runner runs the script
     return here if is_installed or folder.is_relative_to(here) else folder
 
 

@@ -132,8 +132,12 @@ class Settings(MutableMapping[str, Any]):
     def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:
         """`allow_val_change` is for scripts that come from wandb; changes are always allowed, and always recorded."""
         new = tree_of(dict(values) if isinstance(values, list | tuple) else values) | tree_of(more)
+        before = dict(dotted(self._tree))
         _merge(self._tree, new)
-        self._changed({f"{self._prefix}{key}": value for key, value in dotted(new)})
+        # Told only of what is another value now: Lightning says all hyperparameters again for `test` after `fit`.
+        changed = {key: value for key, value in dotted(new) if key not in before or not _is_same(before[key], value)}
+        if changed:
+            self._changed({f"{self._prefix}{key}": value for key, value in changed.items()})
 
     def setdefaults(self, values: Any) -> None:
         """Values for names that have none yet."""
@@ -141,6 +145,15 @@ class Settings(MutableMapping[str, Any]):
 
     def as_dict(self) -> dict[str, Any]:
         return tree_of(self._tree)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new and isinstance(old, list | dict | set):  # it may have been changed in place
+        return False
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except Exception:  # values of any kind, such as arrays of several numbers
+        return False
 
 
 def _merge(tree: dict[str, Any], new: Mapping[str, Any]) -> None:
