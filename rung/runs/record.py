@@ -151,7 +151,8 @@ class Record:
     ) -> Record:
         """Continues a run in a new metrics segment; refuses one that is still running.
 
-        The code is kept again, from the folder it was kept from at the start unless another one is named.
+        The code is kept again, of the current folder unless another one is named, if it was at the start. Where it lay
+        then is not asked: whoever made the run wrote that.
         """
         path = path.resolve()
         read_document(path)  # a folder that is no run gets a sentence of its own
@@ -164,9 +165,8 @@ class Record:
             number = max(next_segment(path / "metrics"), len(document["segments"]))
             env_name = f"env.{number}.json"
             write_json(path / env_name, environment(device))
-            root = (document.get("code") or {}).get("root")
-            if code_root is None and root and Path(root).is_dir():
-                code_root = Path(root)
+            if code_root is None and (document.get("code") or {}).get("root"):
+                code_root = Path.cwd()
             name = f"{document.get('uid') or document['id']}.{number}"
             code = _code(path, name, document["id"], path.parent.parent, code_root)
             process, now, row = this_process(), utc_now(), last_row(path / "metrics")

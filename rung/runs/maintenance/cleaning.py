@@ -86,7 +86,7 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
         stay += [(one.run, read_leniently(one.run)) for one in there if one not in old]
         kept = {ref.ref for _, document in stay for ref in refs_of(document)}
         named = {ref for item in plan.items for ref in refs_of(read_leniently(item.path / RUN))}
-        plan.refs = sorted(ref for refs in _present(named).values() for ref in refs if ref.ref not in kept)
+        plan.refs = sorted(ref for _, refs in _present(named, root) for ref in refs if ref.ref not in kept)
 
         began = [initial_weights(path, document) for path, document in stay] if aside else []
         for state in states:
@@ -148,12 +148,12 @@ def _delete(plan: Plan) -> Plan:
             item = item._replace(path=apart)
         going.append(item)
     # All refs of a repository go in one transaction.
-    for root, refs in _present(plan.refs).items():
+    for repository, refs in _present(plan.refs, plan.root):
         orders = "".join(f"delete {ref.ref} {ref.commit}\n" for ref in refs)
         try:
-            WorkingTree(Path(root)).git("update-ref", "--no-deref", "--stdin", stdin=orders.encode())
+            repository.git("update-ref", "--no-deref", "--stdin", stdin=orders.encode())
         except SnapshotError as error:
-            message = f"the snapshots in {root} could not be changed: {error}; try again."
+            message = f"the snapshots in {repository.top} could not be changed: {error}; try again."
             raise RunError(message, code="cannot-write") from error
         done.refs += refs
     for item in going:
@@ -184,14 +184,20 @@ def refs_of(document: Mapping[str, Any]) -> set[Ref]:
     return found
 
 
-def _present(refs: Collection[Ref]) -> dict[str, list[Ref]]:
-    """Refs that still are what a run.json says, by repository; one that is not at hand is skipped."""
-    found: dict[str, list[Ref]] = {}
-    for root in dict.fromkeys(ref.root for ref in refs):
-        if not os.path.isdir(root) or not shutil.which("git"):
-            continue
+def _present(refs: Collection[Ref], root: Path) -> list[tuple[WorkingTree, list[Ref]]]:
+    """Refs that still are what a run.json says, by repository: that of the current folder, and that around the runs.
+
+    Another one, which a run.json names, is left alone: whoever made the run wrote that.
+    """
+    found: dict[Path, tuple[WorkingTree, list[Ref]]] = {}
+    for folder in (root.resolve().parent, Path.cwd()) if refs else ():
         with contextlib.suppress(SnapshotError, OSError):
-            lines = WorkingTree(Path(root)).ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/rung")
+            repository = WorkingTree.to_read(folder)
+            if repository is None or repository.top in found:
+                continue
+            lines = repository.ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/rung")
             there = {tuple(line.split(" ", 1)) for line in lines.splitlines()}
-            found[root] = [ref for ref in refs if ref.root == root and (ref.commit, ref.ref) in there]
-    return {root: present for root, present in found.items() if present}
+            present = [ref for ref in refs if (ref.commit, ref.ref) in there]
+            if present:
+                found[repository.top] = repository, present
+    return list(found.values())
