@@ -15,8 +15,9 @@ from rung.config import Config, Layer, Schema, differences, load_file, merge, ne
 from rung.engine.config import SCRATCH, Engine
 from rung.errors import ConfigError, RunError, UserError
 from rung.recipe import Recipe
-from rung.recipes import find_recipe, preset_layer
+from rung.recipes import CATALOG, find_recipe, preset_layer
 from rung.runs.query import root_of
+from rung.runs.trust import check_module
 
 if TYPE_CHECKING:
     from rung.runs.query import Run
@@ -67,7 +68,7 @@ def resolve(
             raise UserError(
                 "which recipe? name one (`rung recipes` lists them), or a run to start from", code="missing-option"
             )
-        recipe = recipe_of(parent)
+        recipe = recipe_of(parent, root_of(runs))
     name = recipe if isinstance(recipe, str) else f"{recipe.__module__}:{recipe.__qualname__}"
     recipe_class = find_recipe(recipe) if isinstance(recipe, str) else recipe
     overrides = [overrides] if isinstance(overrides, str) else overrides
@@ -120,8 +121,11 @@ def resolve_resume(run: Run, overrides: str | Sequence[str] = (), runs: Path | s
     return resolved
 
 
-def recipe_of(run: Run) -> str:
-    """The recipe that builds its model again; refuses a run that rung did not train."""
+def recipe_of(run: Run, root: Path) -> str:
+    """The recipe that builds its model again; refuses a run that rung did not train, and code that came with the run.
+
+    `root` is the runs folder that the user named.
+    """
     recipe = str(run.document.get("recipe"))
     if recipe == "own loop":
         command = shlex.join(map(str, run.document.get("command") or []))
@@ -134,6 +138,8 @@ def recipe_of(run: Run) -> str:
             f"{run.id} came from another tracker ({recipe}); there is no model that rung could build",
             code="not-supported",
         )
+    if recipe not in CATALOG and ":" in recipe:
+        check_module(recipe.partition(":")[0], run, root)
     return recipe
 
 

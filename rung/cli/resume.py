@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import mirror_option, remote_option, runs_option
+from rung.cli.options import mirror_option, remote_option, runs_option, trust_option
 
 
 @click.command(short_help="Resume a run.")
@@ -16,6 +16,7 @@ from rung.cli.options import mirror_option, remote_option, runs_option
 @click.option("--at", type=int, help="The save to resume from; default: the last one.")
 @mirror_option
 @remote_option
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], at: int | None, mirrors: tuple[str, ...], remote: str | None, root: Path
