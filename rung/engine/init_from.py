@@ -15,6 +15,7 @@ from rung.errors import CheckpointError, RunError
 from rung.files import sha256
 from rung.recipe import Pretrained, Recipe
 from rung.runs import marks
+from rung.runs.paths import inside
 from rung.runs.query import open_run
 
 TRAINING = ("dropout", "init")  # of a model section: choices of training or of a start from nothing, not of weights
@@ -85,7 +86,7 @@ def config_from_pretrained(
         return dict(recipe_class.config_from_pretrained(source)) if issubclass(recipe_class, Pretrained) else {}
     path = find_checkpoint(reference, runs_root)
     try:
-        was: dict[str, Any] = json.loads((path / "state.json").read_text("utf-8"))["config"]
+        was: dict[str, Any] = json.loads(inside(path, "state.json").read_text("utf-8"))["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"

@@ -1,10 +1,10 @@
 """What a run folder may hold, and that nothing in it leads out of it.
 
 A run may come from anybody: pulled, copied, unpacked. So a name that stands in a file, in a manifest or in a bucket
-becomes a path by `inside` alone, a folder is listed by `walk`, and something is deleted by `remove`; none of them follows
-a link out of the run. Links that lead to another place of the same run are left to work. `check` is what everybody who
-opens a run asks first: it looks at the names of the folder itself, and takes some ten microseconds; folders below it are
-looked at by whoever goes into them.
+becomes a path by `inside` alone, a folder is listed by `walk`, and something is deleted by `remove`; none of them
+follows a link out of the run. Links that lead to another place of the same run are left to work. `check` is what
+everybody who opens a run asks first. It looks at the names in the folder itself, in some ten microseconds; the folders
+below it are looked at by whoever goes into them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def inside(folder: Path, name: str) -> Path:
     """The path of `name` below a folder; RunError where the name, or a link on the way, leads out of it."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        message = f"{name[:200]!r} in {folder} leads out of it and is not opened; whoever wrote that is not to be trusted."
+        message = f"{folder} names the file {name[:200]!r}, which leads out of it and is not opened; do not trust it."
         raise RunError(message, code="bad-path")
     path = folder
     for part in parts:
@@ -48,6 +49,21 @@ def inside(folder: Path, name: str) -> Path:
         if path.is_symlink():
             refuse_link(folder, path)
     return path
+
+
+def check_file(folder: Path, path: Path) -> None:
+    """Raises RunError where a path below a folder is a link out of it, or anything but a file; nothing may be there."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            return
+        if stat.S_ISLNK(mode):
+            refuse_link(folder, path)
+            mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise RunError(f"{path} is not a file and is not opened; remove it.", code="leads-out")
 
 
 def refuse_link(folder: Path, path: Path) -> None:
@@ -62,8 +78,7 @@ def refuse_link(folder: Path, path: Path) -> None:
 
 def stays(folder: Path, path: Path) -> bool:
     """Whether a path below a folder still lies there when all links are followed."""
-    real = os.path.realpath(folder)
-    return os.path.realpath(path).startswith(real + os.sep)
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def check(folder: Path) -> None:

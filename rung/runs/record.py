@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
+from rung.runs import paths
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
@@ -254,7 +255,7 @@ class Record:
         """Keeps an artifact of state `step` and records an event."""
         if not name or name != os.path.basename(name) or name.startswith("."):
             raise ValueError(f"{name!r} is not a plain file name for a sample")
-        path = self.path / "samples" / f"{step:08d}" / name
+        path = paths.inside(self.path, f"samples/{step:08d}/{name}")
         with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
@@ -282,6 +283,7 @@ def amend(path: Path, **fields: Any) -> dict[str, Any]:
 def read_document(path: Path) -> dict[str, Any]:
     """run.json with the id that its folder gives it; RunError where it is missing, damaged or of a newer rung."""
     file = path / "run.json"
+    paths.check(path)
     try:
         document = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
@@ -302,8 +304,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def read_leniently(path: Path) -> dict[str, Any]:
     """What a run.json says, also one of a newer rung; empty where it is damaged or not there."""
-    with contextlib.suppress(OSError, ValueError):
-        document = read_json(path / "run.json")
+    with contextlib.suppress(OSError, ValueError, RunError):
+        document = read_json(paths.inside(path, "run.json"))
         return named_by_folder(document, path) if isinstance(document, dict) else {}
     return {}
 

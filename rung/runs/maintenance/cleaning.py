@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from rung.runs.files import locked, reason, writing
 from rung.runs.maintenance.disk import freed_bytes, newest
 from rung.runs.maintenance.selection import all_states
 from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, initial_weights, is_inside, manifests_below, trashed
+from rung.runs.paths import check, remove
 from rung.runs.provenance import SnapshotError, WorkingTree
 from rung.runs.query import experiments, numbers_in
 from rung.runs.record import read_leniently
@@ -93,9 +93,17 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
             if state.liveness.word in ("running", "silent"):
                 plan.kept.append(f"{state.id} was not looked at: {state.liveness.word}, {state.liveness.text}")
                 continue
+            try:
+                check(state.path)
+                if state.path.is_symlink() or state.path.parent.is_symlink():
+                    plan.kept.append(f"{state.id} was not looked at: a link leads to it; name its own runs folder")
+                    continue
+            except RunError as error:
+                plan.kept.append(str(error))
+                continue
             plan.items += _parts(state.path, state.id)
             for path in sorted((state.path / "checkpoints").glob("aside-*")) if aside else ():
-                if not path.is_dir() or newest(path) > before:
+                if path.is_symlink() or not path.is_dir() or newest(path) > before:
                     continue
                 # Those that a run began with stay, known by what it loaded or by its name for it.
                 manifests = manifests_below(path)
@@ -106,15 +114,16 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
                     plan.items.append(_item("aside", path, f"{state.id} {path.name}"))
             if copies:
                 made = [state.path / name for name in _COPIES]
-                plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made if path.exists()]
-        for folder in (root, *(root / name for name in experiments(root))):
+                plan.items += [_item("copies", p, f"{state.id} {p.name}") for p in made if os.path.lexists(p)]
+        own = [name for name in experiments(root) if not (root / name).is_symlink()]
+        for folder in (root, *(root / name for name in own)):
             plan.items += _parts(folder, folder.name, is_deep=False)
 
         # A start that was killed has written what is known before step 0; where there is more, it was a run.
-        for experiment in experiments(root):
+        for experiment in own:
             for number in numbers_in(root / experiment):
                 path = root / experiment / str(number)
-                if (path / "run.json").exists():
+                if path.is_symlink() or os.path.lexists(path / "run.json"):
                     continue
                 if not all(_OF_A_START.fullmatch(inner.name) for inner in path.iterdir()):
                     plan.kept.append(f"{path} has no run.json but holds more than a start writes; look into it")
@@ -158,10 +167,7 @@ def _delete(plan: Plan) -> Plan:
         done.refs += refs
     for item in going:
         try:
-            if item.path.is_dir() and not item.path.is_symlink():
-                shutil.rmtree(item.path)
-            else:
-                item.path.unlink()
+            remove(plan.root, item.path.relative_to(plan.root).as_posix())
         except OSError as error:
             done.kept.append(f"{item.path} could not be deleted: {reason(error)}")
         else:
