@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rung.runs.maintenance.cleaning import clean
-from rung.runs.maintenance.trash import remove
 from rung.runs.maintenance.selection import folder_at
+from rung.runs.maintenance.trash import remove
 from rung.runs.record import Record, amend
 from tests.compare.made import git, make_repo, make_run
 
