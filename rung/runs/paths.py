@@ -3,7 +3,7 @@
 A run may come from anybody: pulled, copied, unpacked. So a name that stands in a file, in a manifest or in a bucket
 becomes a path by `inside` alone, a folder is listed by `walk`, and something is deleted by `remove`; none of them
 follows a link out of the run. Links that lead to another place of the same run are left to work. `check` is what
-everybody who opens a run asks first. It looks at the names in the folder itself, in some ten microseconds; the folders
+everybody who opens a run asks first. It looks at the names in the folder itself, in under 0.1 ms; the folders
 below it are looked at by whoever goes into them.
 """
 

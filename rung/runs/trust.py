@@ -26,23 +26,28 @@ from rung.runs.query import Run, root_of
 
 _NAME = re.compile(r"[\w-]+")  # of folders too, which are imported as packages
 _MOST_BYTES = 50_000_000  # of a manifest that is looked at
-_is_all_trusted = False
+_TRUST = "RUNG_TRUST"  # in the environment, so that it holds for the processes of an A/B too
 
 
 @contextlib.contextmanager
 def trusting() -> Iterator[None]:
     """Inside of it, a run may name any code: for --trust."""
-    global _is_all_trusted
-    before, _is_all_trusted = _is_all_trusted, True
+    before = os.environ.get(_TRUST)
+    os.environ[_TRUST] = "1"
     try:
         yield
     finally:
-        _is_all_trusted = before
+        if before is None:
+            del os.environ[_TRUST]
+
+
+def _is_trusting() -> bool:
+    return os.environ.get(_TRUST) == "1"
 
 
 def check_module(name: str, run: Run, root: Path) -> None:
     """Raises RunError where importing a module that a run names would execute anything but the user's own code."""
-    if _is_all_trusted or name in sys.modules:
+    if _is_trusting() or name in sys.modules:
         return
     if name.partition(".")[0] in sys.stdlib_module_names:
         message = f"{run.id} names the module {name} of Python as its recipe, which is none."
@@ -56,7 +61,7 @@ def check_module(name: str, run: Run, root: Path) -> None:
 
 def check_file(file: Path, run: Run, root: Path) -> None:
     """Raises RunError where a file of code that a run names is not the user's own."""
-    if _is_all_trusted:
+    if _is_trusting():
         return
     if not _is_below(file, Path.cwd()):
         message = f"{run.id} names the code {file}, which is not below {Path.cwd()}; add --trust if you trust that run."
