@@ -29,6 +29,8 @@ runs_option = click.option(
     "--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
     type=click.Path(path_type=Path, file_okay=False), help="Folder of the runs.",
 )  # fmt: skip
+
+
 def _trust(context: click.Context, parameter: click.Parameter, is_on: bool) -> None:
     if is_on:
         from rung.runs.trust import trusting

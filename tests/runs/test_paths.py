@@ -318,4 +318,3 @@ def test_nothing_foreign_is_unpickled_unpacked_or_walked_through_links() -> None
             if given.get("trust_remote_code") not in (None, "False"):
                 wrong.append((file, name))
     assert not wrong
-
