@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rung.compare.reading import list_of, mapping, segments_of
-from rung.runs.paths import outside_of_runs
+from rung.errors import RunError
+from rung.runs.paths import inside, outside_of_runs
 from rung.runs.provenance import SnapshotError, WorkingTree, is_source
 from rung.runs.query import Run
 
@@ -264,6 +265,10 @@ def _files(snapshot: Snapshot, is_mixed: bool) -> Files:
 
 def _archive(snapshot: Snapshot) -> Files:
     path = snapshot.folder / os.path.basename(str(snapshot.code.get("file") or "code.tar.gz"))
+    try:
+        path = inside(snapshot.folder, path.name)
+    except RunError as error:
+        raise CodeUnavailable(str(error)) from error
     found: dict[bytes, tuple[str, Callable[[], bytes]]] = {}
     try:
         with path.open("rb") as file:

@@ -237,6 +237,8 @@ def problem_of(path: Path) -> str | None:
         manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
         for name in FILES:
             manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
+        if not isinstance(manifest["step"], int):  # files are named after it
+            raise ValueError
     except (ValueError, KeyError, TypeError):
         return f"{path} is damaged: manifest.json cannot be read"
     for name, spec in manifest["files"].items():

@@ -89,7 +89,7 @@ def snapshot_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str
     entries.append(FileEntry(own.name, own.stat().st_size, sha256(own)))
     info = manifest.get("info") or {}
     document = {"kind": manifest.get("kind"), "records": manifest.get("records"), "summary": info.get("summary")}
-    return Snapshot("data", name, fingerprint, tuple(entries), {e.path: path / e.path for e in entries}, document)
+    return Snapshot("data", name, fingerprint, tuple(entries), {e.path: inside(path, e.path) for e in entries}, document)
 
 
 @contextlib.contextmanager

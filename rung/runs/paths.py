@@ -46,8 +46,14 @@ def inside(folder: Path, name: str) -> Path:
     path = folder
     for part in parts:
         path = path / part
-        if path.is_symlink():
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            continue  # nothing is there, and whoever opens it says so
+        if stat.S_ISLNK(mode):
             refuse_link(folder, path)
+        elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise RunError(f"{path} is neither a file nor a folder and is not opened; remove it.", code="leads-out")
     return path
 
 

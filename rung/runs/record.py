@@ -32,6 +32,7 @@ SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]*")
+_ID = re.compile(rf"{_NAME.pattern}/[0-9]+")
 COUNTER = ".last"
 
 
@@ -320,6 +321,8 @@ def named_by_folder(document: dict[str, Any], path: Path) -> dict[str, Any]:
     experiment = os.path.basename(folder)
     recorded, here = document.get("id"), f"{experiment}/{number}"
     is_in_runs = _NUMBER.fullmatch(number) and _NAME.fullmatch(experiment)
+    if not is_in_runs and isinstance(recorded, str) and not _ID.fullmatch(recorded):  # folders are named after it
+        return {**document, "id": f"{re.sub('[^A-Za-z0-9]+', '-', number).strip('-') or 'run'}/1"}
     if here == recorded or not isinstance(recorded, str) or not is_in_runs:
         return document
     known = former_ids(document)

@@ -250,6 +250,15 @@ def test_names_in_a_run_json_lead_nowhere(run: Path, tmp_path: Path) -> None:
         assert "password" not in rung(run.parents[2], "show", "piano/1")[1]
 
 
+def test_a_run_elsewhere_gets_no_name_that_leads_out(run: Path, tmp_path: Path) -> None:
+    """`rung sample` writes to samples/<id>."""
+    shutil.move(run, tmp_path / "loose")
+    document = json.loads((tmp_path / "loose/run.json").read_text())
+    for name in ("../../../.config/autostart", "/etc/cron.d", "a/../../b/1", "..", "a/1/../../x"):
+        (tmp_path / "loose/run.json").write_text(json.dumps({**document, "id": name}))
+        assert open_run(tmp_path / "loose", tmp_path / "runs").id == "loose/1"
+
+
 def test_walk_stays_and_remove_removes_the_link(tmp_path: Path) -> None:
     folder, outside = tmp_path / "run", tmp_path / "outside"
     for place in (folder / "a", outside):
