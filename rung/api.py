@@ -25,7 +25,7 @@ from rung.config import Layer
 from rung.errors import RunError, UserError
 from rung.recipe import Pretrained, Recipe, Sample, has_splits
 from rung.recipes import CATALOG, short_name
-from rung.resolve import PYTHON, Resolved, nested, resolve, resolve_resume
+from rung.resolve import PYTHON, Resolved, nested, recipe_of, resolve, resolve_resume, resolve_saved
 from rung.runs.query import Run, open_run, root_of
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def resume(
     overrides: str | Sequence[str] = (),
     *,
     at: int | None = None,
+    accept_edits: bool = False,
     mirrors: Sequence[str] = (),
     remote: str | None = None,
     runs: str | Path | None = None,
@@ -150,10 +151,12 @@ def resume(
     """Continues a run from its last save, or the one `at` a step, as if it had never stopped.
 
     overrides: only what leaves alone what is learned: where it runs, how often it saves and evaluates, how the rows of
-    a step are cut into micros. For anything else train a new run with `parent=`. The rest is as in train().
+    a step are cut into micros. For anything else train a new run with `parent=`. The config is that of the save; a
+    config.yaml that was edited since is refused, unless accept_edits says to train on with it. The rest is as in
+    train().
     """
+    from rung.engine import checkpoint
     from rung.engine.build import build, restore
-    from rung.engine.checkpoint import Checkpoints
     from rung.engine.loop import StopRequest
     from rung.runs.record import Record
     from rung.training import Followers, train_to_end
@@ -164,9 +167,8 @@ def resume(
         raise RunError(
             f"{found.id} is still {found.status_text}; stop it first, or start a new run", code="wrong-state"
         )
-    resolved = resolve_resume(found, overrides, root)
-    followers.configure(resolved)
-    saves = Checkpoints(found.path / "checkpoints")
+    recipe_of(found)  # first: a script has no saves either, and another remedy
+    saves = checkpoint.Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:
         raise RunError(
@@ -178,6 +180,9 @@ def resume(
         raise RunError(
             f"{found.id} has no save at step {step}; it has {', '.join(map(str, steps))}", code="no-checkpoint"
         )
+    saved = checkpoint.load(saves.at(step))
+    resolved, since = resolve_resume(found, saved.state["config"], overrides, takes_edits=accept_edits, runs=root)
+    followers.configure(resolved)
     if found.status == "finished" and step == steps[-1]:
         budget = resolved.config.values["optimizer.max_iters"]
         why = found.document.get("reason") or f"optimizer.max_iters={budget} was reached"
@@ -187,16 +192,25 @@ def resume(
             code="wrong-state",
         )
     setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
-    restore(setup, saves.at(step), evaluated={row["step"] for row in found.evals()})
+    restore(setup, saved, evaluated={row["step"] for row in found.evals()})
     with StopRequest() as asked:
         record = None
-        opening = [f"{found.id} resumes at step {step}", *setup.chosen]
+        opening = [f"{found.id} resumes at step {step}", *since.lines(found.id), *setup.chosen]
+        if since.edits:
+            edits = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in since.edits.items())
+            opening.insert(1, f"config.yaml was edited since, and is trained on with: {edits}")
         if setup.world.is_first:
             record = Record.reopen(found.path, command=sys.argv)
-            saves.sweep()
-            aside = saves.set_aside(after=step)
-            given = [overrides] if isinstance(overrides, str) else list(overrides)
-            record.event("resume", step=step, overrides=given, set_aside=aside)
+            try:
+                saves.sweep()
+                aside = saves.set_aside(after=step)
+                given = [overrides] if isinstance(overrides, str) else list(overrides)
+                accepted = {name: list(pair) for name, pair in since.edits.items()}
+                record.event("resume", step=step, overrides=given, set_aside=aside, edits=accepted)
+            except BaseException as error:  # nothing was trained: the run is what it was, and has not vanished
+                was = str(found.document.get("status"))
+                record.finish("stopped" if was == "running" else was, reason=f"resuming failed: {error}")
+                raise
             if aside:
                 opening.append(f"set aside the later saves {', '.join(map(str, aside))}, in {found.path}/checkpoints")
             followers.follow(record)
@@ -290,13 +304,15 @@ def load(
 
     root = root_of(runs)
     found = _open(run, root)
-    resolved = resolve(None, overrides, config={"system.device": device} if device else None, parent=found, runs=root)
+    recipe_of(found)
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     if at is not None and at not in saves.steps():
         steps = ", ".join(map(str, saves.steps())) or "none"
         raise RunError(f"{found.id} has no save at step {at}; it has {steps}", code="no-checkpoint")
     path = find_checkpoint(str(found.path), root) if at is None else saves.at(at)
     saved = checkpoint.load(path)
+    where = {"system.device": device} if device else None
+    resolved, _ = resolve_saved(found, saved.state["config"], overrides, config=where, runs=root)
     setup = build(resolved.config, resolved.recipe_class, root, is_training=False, is_new=False)
     checkpoint.check_identity(saved, setup.identity)
     saved.load_into(setup.state.model)
@@ -404,17 +420,24 @@ class Samples(list[Sample]):
         return "\n".join(one._repr_html_() for one in self)
 
 
-def rebuild(run: Run, dtype: str, *, on_cpu: bool = False, runs: str | Path | None = None) -> Setup:
-    """The run's own config in the precision it was computed in, on this machine; for `rung replay`."""
+def rebuild(
+    run: Run, dtype: str, *, save: Path | None = None, on_cpu: bool = False, runs: str | Path | None = None
+) -> Setup:
+    """The run's own config, as in a save or capture of it, in the precision it was computed in, on this machine; for
+    `rung replay`."""
     import torch
 
     from rung.engine.build import build
+    from rung.engine.init_from import config_of
 
     overrides = [f"system.dtype={dtype}"]
     wants_gpu = str(run.config()["system"]["device"]).startswith("cuda")
     if on_cpu or (wants_gpu and not torch.cuda.is_available()):
         overrides.append("system.device=cpu")
-    resolved = resolve(None, overrides, parent=run, runs=runs)
+    if save is None:
+        resolved = resolve(None, overrides, parent=run, runs=runs)
+    else:
+        resolved, _ = resolve_saved(run, config_of(save), overrides, runs=runs)
     is_training = resolved.config.values["system.compile"]
     return build(resolved.config, resolved.recipe_class, root_of(runs), is_training=is_training, is_new=False)
 

@@ -20,6 +20,8 @@ from rung.random import Draw
 if TYPE_CHECKING:  # torch takes seconds to import, and many verbs only want a recipe's Config
     from torch import Tensor, nn
 
+    from rung.data.store import Store
+
 Arrays = dict[str, np.ndarray]  # a batch as a stream gathers it: one row per id, on the first axis
 Batch = dict[str, "Tensor"]  # the same on the device, as a loss sees it
 Part = tuple["Tensor", "Tensor"]  # a sum and its count
@@ -199,6 +201,7 @@ class Stream:
     about: Mapping[str, Any] = {}  # source, split, tokenizer, ...: what a person calls the parts of the fingerprint
     gathers_in: ClassVar[Literal["thread", "process"]] = "thread"  # process: decoding is Python's work; needs pickle
     groups: Sequence[str] = ()  # what rows are told apart by: components of a mixture, composers, maps
+    stores: Sequence[Store] = ()  # prepared data that rows are read from; hashed while training begins
 
     def ids(self, position: int, num_rows: int, seed: int) -> np.ndarray:
         """The rows at [position, position + num_rows): here, each row once per epoch in a seeded order."""

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rung.config import Config, Layer, Schema, differences, load_file, merge, nest, parse_overrides
 from rung.engine.config import SCRATCH, Engine
 from rung.errors import ConfigError, RunError, UserError
 from rung.recipe import Recipe
 from rung.recipes import CATALOG, find_recipe, preset_layer
+from rung.runs.fields import leaves
 from rung.runs.query import root_of
+from rung.runs.renamed import current_config
 from rung.runs.trust import check_module
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def resolve(
             raise UserError(
                 "which recipe? name one (`rung recipes` lists them), or a run to start from", code="missing-option"
             )
-        recipe = recipe_of(parent, root_of(runs))
+        recipe = recipe_of(parent, runs)
     name = recipe if isinstance(recipe, str) else f"{recipe.__module__}:{recipe.__qualname__}"
     recipe_class = find_recipe(recipe) if isinstance(recipe, str) else recipe
     overrides = [overrides] if isinstance(overrides, str) else overrides
@@ -92,17 +94,86 @@ def resolve(
     return Resolved(name, recipe_class, schema.resolve(layers), preset, parent)
 
 
-def resolve_resume(run: Run, overrides: str | Sequence[str] = (), runs: Path | str | None = None) -> Resolved:
-    """The run's own config with overrides that leave what it learns alone; refuses others."""
+class Since(NamedTuple):
+    """What has become of a config since one of the run's saves was made with it: key -> (then, now)."""
+
+    edits: dict[str, tuple[Any, Any]]  # in config.yaml
+    defaults: dict[str, tuple[Any, Any]]  # in today's code, of keys that nobody set
+    new: dict[str, Any]  # keys that did not exist then, at their default
+    lost: list[str]  # keys that exist no more
+
+    def lines(self, run_id: str) -> list[str]:
+        lines = []
+        if self.defaults:
+            changed = ", ".join(f"{name}={then} (now {now})" for name, (then, now) in self.defaults.items())
+            lines.append(f"defaults have changed since; {run_id} keeps its own: {changed}")
+        if self.new:
+            lines.append(f"keys that are new since: {', '.join(f'{n}={value}' for n, value in self.new.items())}")
+        if self.lost:
+            lines.append(f"keys that no longer exist: {', '.join(self.lost)}")
+        return lines
+
+
+def resolve_saved(
+    run: Run,
+    saved: Mapping[str, Any],
+    overrides: str | Sequence[str] = (),
+    *,
+    config: Mapping[str, Any] | None = None,
+    takes_edits: bool = False,
+    runs: Path | str | None = None,
+) -> tuple[Resolved, Since]:
+    """The config that a save was made with, `saved`, under overrides.
+
+    A key at its default keeps the default of that time. Keys that each attempt may take anew are those of config.yaml;
+    of others an edited config.yaml is not believed over the save, whose bytes are hashed, unless `takes_edits`.
+    """
+    recipe = recipe_of(run, runs)
+    schema, gone = schema_of(recipe, find_recipe(recipe)), object()
+    was, written = current_config(deepcopy(dict(saved)), recipe), run.config()
+    own = run_layer(run.id, written, run.sources())
+    today = schema.resolve([own]).tree()
+    known = tuple(f"{name}." for name in schema.keys)  # a value may be a mapping itself
+    since = Since({}, {}, {}, [name for name, _ in leaves(was) if not f"{name}.".startswith(known)])
+    for name in schema.keys:
+        then, file, now = (_at(tree, name, gone) for tree in (was, written, today))
+        if then is gone:
+            since.new[name] = now
+        elif not is_free(name):
+            if file is not gone and file != then:
+                since.edits[name] = then, file
+            elif now != then:
+                since.defaults[name] = then, now
+    pinned = {name: then for name, (then, _) in since.defaults.items()}
+    pinned |= {name: pair[takes_edits] for name, pair in since.edits.items()}
+    layers = [own, Layer(f"run {run.id}", nest(pinned))]
+    return resolve(recipe, overrides, base=layers, config=config, parent=run, runs=runs), since
+
+
+def resolve_resume(
+    run: Run,
+    saved: Mapping[str, Any],
+    overrides: str | Sequence[str] = (),
+    *,
+    takes_edits: bool = False,
+    runs: Path | str | None = None,
+) -> tuple[Resolved, Since]:
+    """As `resolve_saved`; refuses overrides that change what the run learns, and an edited config.yaml."""
     overrides = [overrides] if isinstance(overrides, str) else overrides
     # First: a key that does not exist is not one that changes learning.
-    resolved = resolve(None, overrides, parent=run, runs=runs)
+    resolved, since = resolve_saved(run, saved, overrides, takes_edits=takes_edits, runs=runs)
+    if since.edits and not takes_edits:
+        edits = ", ".join(f"{name}={then} is now {now}" for name, (then, now) in since.edits.items())
+        raise ConfigError(
+            f"{run.path / 'config.yaml'} was edited after {run.id} was trained: {edits}; put it back, start a new run "
+            f"with `rung train --from {run.id}`, or add --accept-edits to train on with what it says now",
+            code="config-edited",
+        )
     before = run.config()
     hangs_on_evals = before["lr"]["schedule"] == "plateau" and before["lr"]["decay_lr"]
     hangs_on_evals = hangs_on_evals or before.get("eval_patience", 0) > 0  # evals also decide when it ends
     for name in differences({}, parse_overrides(overrides)):
-        is_free = name in CUT or (name.startswith(FREE) and not (hangs_on_evals and name == "eval_interval"))
-        if not is_free:
+        if not is_free(name) or (hangs_on_evals and name == "eval_interval"):
             raise ConfigError(
                 f"{name} changes what {run.id} learns and cannot be given on resume; "
                 f"start a new run with `rung train --from {run.id} {name}=...`",
@@ -118,13 +189,27 @@ def resolve_resume(run: Run, overrides: str | Sequence[str] = (), runs: Path | s
             "a resumed run must take the same rows: change both so that the product stays",
             code="not-resumable",
         )
-    return resolved
+    return resolved, since
 
 
-def recipe_of(run: Run, root: Path) -> str:
+def is_free(name: str) -> bool:
+    """Whether each attempt at a run may take this key anew."""
+    return name in CUT or name.startswith(FREE)
+
+
+def _at(tree: Mapping[str, Any], name: str, default: Any) -> Any:
+    node: Any = tree
+    for part in name.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return default
+        node = node[part]
+    return node
+
+
+def recipe_of(run: Run, runs: Path | str | None = None) -> str:
     """The recipe that builds its model again; refuses a run that rung did not train, and code that came with the run.
 
-    `root` is the runs folder that the user named.
+    `runs` is the runs folder that the user named.
     """
     recipe = str(run.document.get("recipe"))
     if recipe == "own loop":
@@ -139,7 +224,7 @@ def recipe_of(run: Run, root: Path) -> str:
             code="not-supported",
         )
     if recipe not in CATALOG and ":" in recipe:
-        check_module(recipe.partition(":")[0], run, root)
+        check_module(recipe.partition(":")[0], run, root_of(runs))
     return recipe
 
 

@@ -50,7 +50,9 @@ class Ab(click.Command):
               help="Pairs to train: the seed of BASE, then the next ones.")  # fmt: skip
 @click.option("--why", help="What the change is to show; kept with each run.")
 @click.option("--experiment", help="The series to file the runs under; default: that of BASE.")
-@click.option("--metric", help="What to judge by, such as full_val/loss; default: that of the best eval of BASE.")
+@click.option("--metric", "metrics", multiple=True,
+              help="What to judge by, such as full_val/loss; default: that of the best eval of BASE. Several share the "
+                   "error rate.")  # fmt: skip
 @click.option(
     "--delta", type=click.FloatRange(min=0), help="The smallest difference that matters; default 0.5 % of the loss."
 )
@@ -75,7 +77,7 @@ class Ab(click.Command):
 @runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON; trainings go to the error output.")
 def command(
-    args: tuple[str, ...], num_seeds: int, why: str | None, experiment: str | None, metric: str | None,
+    args: tuple[str, ...], num_seeds: int, why: str | None, experiment: str | None, metrics: tuple[str, ...],
     delta: float | None, allowed: tuple[str, ...], better: str | None, declared: str | None, is_aa: bool,
     is_judging: bool, slots: int | None, on: str | None, launch_words: tuple[str, ...], dry_run: bool, check: bool,
     verbose: bool, root: Path, as_json: bool,
@@ -99,7 +101,7 @@ def command(
       rung ab --judge piano/3..5 -- piano/6..8 --metric full_val/loss --check
       rung ab --judge piano/3..5 -- piano/6..8 -- piano/9..11
     """
-    from rung.compare.decide import LOOKS, AlphaSpending
+    from rung.compare.decide import LOOKS
     from rung.compare.judge import elapsed_s, judge
     from rung.compare.noise import floor_for
     from rung.compare.reading import main_metric
@@ -108,14 +110,14 @@ def command(
     if delta is not None and not math.isfinite(delta):
         message = f"--delta {delta} is not a finite number; give the smallest difference that matters, as 0.01"
         raise UserError(message, code="bad-value")
-    judged = functools.partial(judge, metric=metric, delta=delta, allowed=allowed, declared=declared, better=better)
+    judged = functools.partial(judge, delta=delta, allowed=allowed, declared=declared, better=better)
     if is_judging:
-        _exit_unless_good(_judge_existing(args, root, judged, as_json), check)
+        _exit_unless_good(_judge_existing(args, root, judged, metrics, as_json), check)
         return
     launch = {"slots": slots or 1, **parse_overrides(launch_words)}
     if wrong := wrong_launch(launch):
         raise UserError(wrong[0], code="no-key")
-    base, arms = _arms(args, root, is_aa, allowed, declared)
+    base, arms = _arms(args, root, is_aa, allowed, declared, len(metrics))
     seed = base.document.get("seed")
     if not isinstance(seed, int):
         message = f"{base.id} names no seed, so nothing can be paired with it; start it with `rung train`."
@@ -153,7 +155,7 @@ def command(
     if is_aa:
         if not control:
             raise RunError("none of its runs has ended, so the noise is not known.", code="no-finished-run")
-        metric = metric or main_metric(control[0])
+        metric = metrics[0] if metrics else main_metric(control[0])
         floor = floor_for(control[0], metric)
         if as_json:
             print_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None})
@@ -166,17 +168,41 @@ def command(
     # What was first looked at was planned; the rest came later.
     before = [e for e in base.events("judgement") if e.get("ab") == trial.id and is_number(e.get("num_pairs"))]
     counted = [int(e["num_pairs"]) for e in before if e["num_pairs"] >= LOOKS[0]]
-    judgement = judged(control, runs["variant"], spending=AlphaSpending(counted[0] if counted else len(seeds)))
-    more = judgement.more_pairs if judgement.word == "UNDECIDED" and not judgement.is_aa else None
-    if more is not None and declared != "code":
-        again = shlex.join([ref(base.path, base.id), *arms[-1].overrides])
-        judgement.what_next = f"`rung ab {again} --seeds {len(seeds) + more}` trains them"
-    left_out = ("pairs", "floor", "a", "b", "bca")
-    figures = {name: value for name, value in judgement.to_dict().items() if name not in left_out}
+    planned = counted[0] if counted else len(seeds)
+    judgements = _judge_and_count(control, runs["variant"], judged, metrics, planned, 1)
     a, b = [run.id for run in control], [run.id for run in runs["variant"]]
-    append_event(base.path, "judgement", ab=trial.id, overrides=list(arms[-1].overrides), a=a, b=b, **figures)
-    _print_judgement(judgement, {"ab": trial.id, "a_runs": a, "b_runs": b}, as_json)
-    _exit_unless_good([judgement], check)
+    for judgement in judgements:
+        more = judgement.more_pairs if judgement.word == "UNDECIDED" and not judgement.is_aa else None
+        if more is not None and declared != "code":
+            again = shlex.join([ref(base.path, base.id), *arms[-1].overrides])
+            judgement.what_next = f"`rung ab {again} --seeds {len(seeds) + more}` trains them"
+        left_out = ("pairs", "floor", "a", "b")
+        figures = {name: value for name, value in judgement.to_dict().items() if name not in left_out}
+        append_event(base.path, "judgement", ab=trial.id, overrides=list(arms[-1].overrides), a=a, b=b, **figures)
+    _print_judgements(judgements, [b] * len(judgements), {"ab": trial.id, "a_runs": a}, control[0], as_json)
+    _exit_unless_good(judgements, check)
+
+
+def _judge_and_count(
+    a: Sequence[Run], b: Sequence[Run], judged: Callable[..., Judgement], metrics: Sequence[str], planned: int | None,
+    num_variants: int,
+) -> list[Judgement]:  # fmt: skip
+    """One judgement for each metric, each at what the verdicts before have left, and kept for those that come after."""
+    from rung.compare import looks
+    from rung.compare.reading import main_metric
+
+    # The arms of `rung ab` may be empty; then the judge says so.
+    names = [name.removeprefix("eval/") for name in metrics or ([main_metric(a[0])] if a else [""])]
+    names = list(dict.fromkeys(names))
+    found = []
+    for name in names:
+        spending = looks.counted(a, b, name, names, planned, num_variants) if a and b else None
+        one = judged(a, b, metric=name or None, **({"spending": spending} if spending else {}))
+        found.append(one)
+    for one in found:
+        if math.isfinite(one.effect) and not looks.count(a, b, one.metric, names, one.num_pairs, one.word):
+            one.reasons.append(f"this verdict could not be kept in {a[0].path.parent.parent}: later ones miss it")
+    return found
 
 
 def _exit_unless_good(judgements: Sequence[Judgement], check: bool) -> None:
@@ -198,7 +224,7 @@ def _launcher(sweep: Sweep, on: str | None) -> Launcher:
 
 
 def _arms(
-    args: Sequence[str], root: Path, is_aa: bool, allowed: Sequence[str], declared: str | None
+    args: Sequence[str], root: Path, is_aa: bool, allowed: Sequence[str], declared: str | None, num_metrics: int
 ) -> tuple[Run, list[Arm]]:
     """The base run and its arms, resolved: a mistake in a key ends here, before anything is trained."""
     from rung.compare.reading import is_of_engine
@@ -216,6 +242,8 @@ def _arms(
         raise UserError(
             f"--aa trains the base alone; leave out {' '.join(changes)}, or leave out --aa", code="options-conflict"
         )
+    if is_aa and num_metrics > 1:
+        raise UserError("--aa measures the noise of one --metric; give one", code="options-conflict")
     if not is_aa and not changes and declared != "code":
         raise UserError(
             "what is the change? give key=value, or --declare code for an edit, or --aa for none", code="missing-change"
@@ -319,12 +347,10 @@ def _printed(log: Path, num_lines: int = 0) -> str:
 
 
 def _judge_existing(
-    args: Sequence[str], root: Path, judged: Callable[..., Judgement], as_json: bool
+    args: Sequence[str], root: Path, judged: Callable[..., Judgement], metrics: Sequence[str], as_json: bool
 ) -> list[Judgement]:
-    """Judges the runs before the first -- against those after each; of several variants one line each."""
-    from rung.compare.decide import AlphaSpending
+    """Judges the runs before the first -- against those after each."""
     from rung.compare.judge import planned_seeds
-    from rung.compare.noise import floor_for
 
     parts: list[list[str]] = [[]]
     for word in args:
@@ -343,28 +369,45 @@ def _judge_existing(
         message = "which runs are to be judged? as in `rung ab --judge piano/3..5 -- piano/6..8`"
         raise UserError(message, code="missing-run")
     control, *variants = [[open_run(name, root) for name in part] for part in parts]
-    spending = AlphaSpending(planned_seeds([run for arm in (control, *variants) for run in arm]), len(variants))
-    judgements = [judged(control, variant, spending=spending) for variant in variants]
-    a, *others = [[run.id for run in arm] for arm in (control, *variants)]
-    if len(judgements) == 1:
-        _print_judgement(judgements[0], {"a_runs": a, "b_runs": others[0]}, as_json)
-        return judgements
-    metric = judgements[0].metric
-    floor = floor_for(control[0], metric)
-    if as_json:
-        rows = [{**judgement.to_dict(), "b_runs": names} for judgement, names in zip(judgements, others)]
-        known = vars(floor) if floor else None
-        print_json({"metric": metric, "a_runs": a, "floor": known, "variants": rows})
-        return judgements
-    click.echo(one_line(f"A: {' '.join(a)}, {metric}"))
-    click.echo(f"noise: {floor.words if floor else 'not known; it takes three seeds of one config'}")
-    for judgement, names in zip(judgements, others):
-        factor = f" ({judgement.factor})" if judgement.factor else ""
-        click.echo()
-        click.secho(one_line(f"B: {' '.join(names)}{factor}"))
-        _print_last(judgement)
-    click.echo(f"\nthe intervals hold jointly: each has 1/{len(judgements)} of the error rate of a single one")
+    planned = planned_seeds([run for arm in (control, *variants) for run in arm])
+    judgements, of = [], []
+    for variant in variants:
+        found = _judge_and_count(control, variant, judged, metrics, planned, len(variants))
+        judgements += found
+        of += [[run.id for run in variant]] * len(found)
+    _print_judgements(judgements, of, {"a_runs": [run.id for run in control]}, control[0], as_json)
     return judgements
+
+
+def _print_judgements(
+    judgements: Sequence[Judgement], of: Sequence[list[str]], more: dict[str, Any], control: Run, as_json: bool
+) -> None:
+    """One with its pairs and figures; of several variants or metrics one line each. `of` are the runs of each B."""
+    from rung.compare.noise import floor_for
+
+    if len(judgements) == 1:
+        _print_judgement(judgements[0], {**more, "b_runs": of[0]}, as_json)
+        return
+    metrics = list(dict.fromkeys(judgement.metric for judgement in judgements))
+    floors = [floor_for(control, metric) for metric in metrics]
+    if as_json:
+        rows = [{**judgement.to_dict(), "b_runs": names} for judgement, names in zip(judgements, of)]
+        known = [vars(floor) if floor else None for floor in floors]
+        print_json({**more, "metric": metrics[0], "metrics": metrics, "floor": known[0], "variants": rows})
+        return
+    click.echo(one_line(f"A: {' '.join(more['a_runs'])}, {', '.join(metrics)}"))
+    for metric, floor in zip(metrics, floors):
+        of_metric = f" of {metric}" if len(metrics) > 1 else ""
+        click.echo(
+            one_line(f"noise{of_metric}: {floor.words if floor else 'not known; it takes three seeds of one config'}")
+        )
+    for judgement, names in zip(judgements, of):
+        factor = f" ({judgement.factor})" if judgement.factor else ""
+        by = f" by {judgement.metric}" if len(metrics) > 1 else ""
+        click.echo()
+        click.secho(one_line(f"B: {' '.join(names)}{factor}{by}"))
+        _print_last(judgement)
+    click.echo(f"\nthe intervals hold jointly: these {len(judgements)} share the error rate of a single one")
 
 
 def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) -> None:
@@ -378,9 +421,14 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     if math.isfinite(judgement.effect):
         effect = f"{judgement.effect:+.6f} in {judgement.metric}, {judgement.percent:+.2f} %{saved}"
     if math.isfinite(judgement.low):
-        interval = f"{judgement.method}, {1 - judgement.level:.1%}; sd of a difference {judgement.sd:.2g}"
+        interval = f"{judgement.confidence}, {judgement.method}, widened for skew"
+        interval += f"; sd of a difference {judgement.sd:.2g}"
         interval += f"; p {judgement.p:.2g}" if math.isfinite(judgement.p) else ""
-        interval += f"; BCa [{judgement.bca[0]:+.4f}, {judgement.bca[1]:+.4f}]" if judgement.bca else ""
+        interval += f"; assumes {judgement.assumes}" if judgement.assumes else ""
+    looks = ""
+    if judgement.look is not None and math.isfinite(judgement.effect):
+        looks = f"{judgement.look} at these arms, by {', '.join(judgement.metrics)}; "
+        looks += f"all of them together err in at most {judgement.all_looks_level:.0%}"
     click.echo()
     if judgement.pairs:
         head = ["seed", "A", "B", f"{judgement.metric} of A", "of B", "B-A"]
@@ -393,6 +441,7 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
         "factor": judgement.factor,
         "effect": effect,
         "interval": interval,
+        "look": looks,
         "noise": judgement.floor.words if judgement.floor is not None else "",
         "final": _two(judgement.a.final, judgement.b.final),
         "best": _two(judgement.a.best, judgement.b.best),

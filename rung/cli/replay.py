@@ -60,7 +60,7 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
         captured = replay.read(found, step)
         fact = captured.facts[0]
         # What raised on a GPU may take the GPU's whole context with it: an id outside of its table does.
-        setup = rebuild(found, fact["dtype"], on_cpu=bool(fact.get("error")), runs=root)
+        setup = rebuild(found, fact["dtype"], save=captured.path, on_cpu=bool(fact.get("error")), runs=root)
         verdict = replay.replay(setup, found, captured, report, is_debug)
         again = verdict.command(ref(found.path, found.id))
         plain = {"run": found.id, **verdict.to_dict(), "command": again}

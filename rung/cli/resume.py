@@ -14,17 +14,20 @@ from rung.cli.options import mirror_option, remote_option, runs_option, trust_op
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to resume from; default: the last one.")
+@click.option("--accept-edits", is_flag=True, help="Train on with a config.yaml that was edited since the save.")
 @mirror_option
 @remote_option
 @trust_option
 @runs_option
 def command(
-    run: str, overrides: tuple[str, ...], at: int | None, mirrors: tuple[str, ...], remote: str | None, root: Path
-) -> None:
+    run: str, overrides: tuple[str, ...], at: int | None, accept_edits: bool, mirrors: tuple[str, ...],
+    remote: str | None, root: Path,
+) -> None:  # fmt: skip
     """Resume RUN from its last save, as if it had never stopped.
 
-    The config is the run's own. Only keys that do not change what is learned can be given: where it runs, how often
-    it saves and evaluates, how a step's rows are cut into micros. For anything else start a new run: rung train --from.
+    The config is the one the save was made with, even where a default has changed since. Only keys that do not change
+    what is learned can be given: where it runs, how often it saves and evaluates, how a step's rows are cut into
+    micros. For anything else start a new run: rung train --from.
 
     \b
     Examples:
@@ -36,6 +39,9 @@ def command(
     from rung.cli.train import exit_code
     from rung.progress import make_display
 
-    done = api.resume(run, overrides, at=at, mirrors=mirrors, remote=remote, runs=root, display=make_display)
+    done = api.resume(
+        run, overrides, at=at, accept_edits=accept_edits, mirrors=mirrors, remote=remote, runs=root,
+        display=make_display,
+    )  # fmt: skip
     if code := exit_code(done):
         sys.exit(code)

@@ -17,12 +17,13 @@ from typing import Any
 
 from rung.compare.align import endpoint, own_endpoint, reached
 from rung.compare.decide import (
-    BCA_FROM,
+    ALPHA,
+    ASSUMED,
     LOOKS,
+    ONE_MODE_BELOW,
     UNPLANNED,
     AlphaSpending,
     Decision,
-    bca_interval,
     correlation,
     decide,
     decide_by_floor,
@@ -77,9 +78,13 @@ class Judgement:
     correlation: float = math.nan
     sd: float = math.nan  # of one difference
     p: float = math.nan
-    level: float = math.nan  # the two-sided error that this look may make
+    level: float = math.nan  # the two-sided error that this look may make; the interval is one of 1 - level
     method: str = ""
-    bca: tuple[float, float] | None = None
+    assumes: str = ""  # what the level is promised for
+    # The verdicts of rung on these arms that showed other runs or another metric, and this one; None: nobody counted.
+    look: int | None = None
+    metrics: list[str] = field(default_factory=list)  # that these arms were judged by so far, this one among them
+    all_looks_level: float = ALPHA  # what all looks at these arms may err together, whatever the metric
     delta: float = math.nan
     is_lower_better: bool | None = True  # None: nobody said, and the name does not tell
     is_provisional: bool = False
@@ -95,8 +100,18 @@ class Judgement:
     reasons: list[str] = field(default_factory=list)
     what_next: str = ""  # empty where the matter is decided
 
+    @property
+    def has_interval(self) -> bool:
+        """Not where every seed gave the very same difference: both ends are that, which says nothing of others."""
+        return math.isfinite(self.low) and self.low < self.high
+
+    @property
+    def confidence(self) -> str:
+        """That of the interval, as "96.2 %"; rounded down, so that it never says too much."""
+        return f"{math.floor(1000 * (1 - self.level) + 1e-9) / 10:g} %"
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "words": self.summary_line()}
+        return {**asdict(self), "confidence": 1 - self.level, "words": self.summary_line()}
 
     def summary_line(self) -> str:
         """The verdict in one line."""
@@ -106,10 +121,13 @@ class Judgement:
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
             return f"{self.word}{provisional}: {reasons[0]}{more}"
         unit = " nats" if self.metric.rpartition("/")[2] == "loss" else ""
-        span = f" [{_signed(self.low)}, {_signed(self.high)}]" if math.isfinite(self.low) else ""
+        span = f", {self.confidence} interval [{_signed(self.low)}, {_signed(self.high)}]" if self.has_interval else ""
         plural = "s" if self.num_pairs != 1 else ""
         how = f"{self.num_pairs} pair{plural}" if self.is_paired else f"{self.num_pairs} run{plural} an arm"
         how += f", corr {self.correlation:.2f}" if math.isfinite(self.correlation) else ""
+        how += f", look {self.look}" if self.look is not None and self.look > 1 else ""
+        how += f", {len(self.metrics)} metrics" if len(self.metrics) > 1 else ""
+        how += ", if the noise has one mode" if self.has_interval and self.num_pairs < ONE_MODE_BELOW else ""
         line = f"B\N{MINUS SIGN}A = {_signed(self.effect)}{unit}{span} ({how}): {self.word}"
         line += f" at δ={self.delta:.2g}" if self.word in ("EQUIVALENT", "UNDECIDED") else ""
         line += provisional
@@ -161,7 +179,7 @@ def judge(
     if gate.word:
         out.word = gate.word
     elif gate.diverged:
-        _judge_diverged(out, gate)
+        _judge_diverged(out, gate, spending)
     else:
         _judge_finished(out, gate, delta, spending)
     out.what_next = _what_next(out, gate, (a[0], b[0]))
@@ -232,6 +250,11 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     out.num_pairs = len(out.pairs) or min(map(len, values))
     out.reasons += decision.reasons
     out.is_provisional = out.floor is not None and decision.word in ("BETTER", "WORSE")
+    out.assumes = ASSUMED if out.has_interval else ""
+    out.metrics = list(dict.fromkeys([*(look.metric for look in spending.earlier or ()), *spending.metrics]))
+    if out.metrics == [""]:  # of a spending that was told none
+        out.metrics = [out.metric]
+    out.look = None if spending.earlier is None else 1 + len(spending.earlier)
     out.percent = 100 * out.effect / abs(level) if level else math.nan
 
     is_lower = out.is_lower_better is not False
@@ -276,9 +299,7 @@ def _decide(out: Judgement, gate: Gate, values: Sequence[list[float]], spending:
     differences = [pair.difference for pair in out.pairs]
     if len(differences) >= LOOKS[0]:
         out.correlation = correlation([p.value_a for p in out.pairs], [p.value_b for p in out.pairs])
-        found = decide(differences, out.delta, spending, is_lower)
-        out.bca = bca_interval(differences, found.level) if len(differences) >= BCA_FROM else None
-        return found
+        return decide(differences, out.delta, spending, is_lower)
     if not differences:
         if min(map(len, values)) >= LOOKS[0]:
             out.reasons.append("no seed is in both arms: Welch's interval, wider than that of pairs")
@@ -297,10 +318,10 @@ def _decide(out: Judgement, gate: Gate, values: Sequence[list[float]], spending:
         how = f"`rung ab {ref(control.path, control.id)} --aa` makes one"
     num, nan = len(differences), math.nan
     out.reasons.append(f"no noise floor to judge {num} of three pairs by: {how}")
-    return Decision("UNDECIDED", fmean(differences), nan, nan, nan, num, nan, more_pairs=LOOKS[0] - num)
+    return Decision("UNDECIDED", fmean(differences), nan, nan, nan, num, nan)
 
 
-def _judge_diverged(out: Judgement, gate: Gate) -> None:
+def _judge_diverged(out: Judgement, gate: Gate, spending: AlphaSpending) -> None:
     """A run that broke has no endpoint. A word takes most of an arm broken and none of the other; two equal arms, of
     which each run breaks with some chance, look like one broken and none in up to half of all cases."""
     finished = {"A": len(gate.a), "B": len(gate.b)}
@@ -314,8 +335,10 @@ def _judge_diverged(out: Judgement, gate: Gate) -> None:
     num_broken, num_whole, num_other = len(gate.diverged[side]), finished[side], finished[other]
     if num_other and num_broken > num_whole:
         out.word = "WORSE" if side == "B" else "BETTER"
-        # All of three against none of three: in equal arms at most 2 (1/2)^6 = 3 %, whatever the chance to break.
-        out.is_provisional = min(num_broken, num_other) < LOOKS[0] or num_whole > 0
+        # All of three against none of three: in equal arms at most 2 (1/2)^6 = 3 %, whatever the chance to break; of
+        # several variants each has that chance.
+        by_chance = spending.num_variants * 2 * 0.5 ** (num_broken + num_other)
+        out.is_provisional = min(num_broken, num_other) < LOOKS[0] or num_whole > 0 or by_chance > ALPHA
         out.reasons.append(
             f"{num_other} of arm {other} finished, none diverged; no interval, since NaN is not a number"
         )

@@ -83,7 +83,7 @@ def floor_for(run: Run, metric: str) -> Floor | None:
     except RunError:
         runs = [run]
     found = list(groups([other for other in runs if _is_related(run, other, metric)], metric))
-    own = [g for g in found if any(r.path == run.path for r in g.runs) or _key(g.runs[0]) == _key(run)]
+    own = [g for g in found if any(r.path == run.path for r in g.runs) or config_key(g.runs[0]) == config_key(run)]
     is_log = all(value > 0 for group in found for value in group.values) and level > 0
     spread, df = pooled([g.values for g in own], [g.values for g in found if g not in own], is_log)
     if df == 0:
@@ -112,7 +112,7 @@ def groups(runs: Sequence[Run], metric: str) -> Iterator[Group]:
     by_key: dict[bytes, list[Run]] = {}
     for run in runs:
         if run.status == "finished" and seed_of(run) is not None and not fell_short(run):
-            by_key.setdefault(_key(run), []).append(run)
+            by_key.setdefault(config_key(run), []).append(run)
     for alike in by_key.values():
         if len({seed_of(run) for run in alike}) < LEAST:
             continue
@@ -127,7 +127,7 @@ def groups(runs: Sequence[Run], metric: str) -> Iterator[Group]:
             yield Group(kept, values)
 
 
-def _key(run: Run) -> bytes:
+def config_key(run: Run) -> bytes:
     """Cheap, and equal wherever two runs may be one config: what remains is left to `compare`."""
     try:
         config = {name: value for name, value in run.config().items() if name not in _FREE}

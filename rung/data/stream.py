@@ -37,6 +37,7 @@ class Joined(Stream):
         self.num_rows = int(rows.sum())
         self.targets_per_row = float((rows * [part.targets_per_row for part in parts]).sum() / self.num_rows)
         self.fingerprint = " + ".join(part.fingerprint for part in parts)
+        self.stores = [store for part in parts for store in part.stores]
         self.about = {"parts": [dict(part.about) for part in parts]}
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
@@ -67,6 +68,7 @@ class Windows(Stream):
         """`group` names a field of the records that rows are told apart by, such as the composer; `records` are those
         of the split to use, where not all of them."""
         records = store.split(split) if records is None else records
+        self.stores = [store]
         self._store, self._records = store, records
         self._named = [str(store.index[number].get(group) or "") for number in records] if group else []
         self.groups = sorted({name for name in self._named if name})

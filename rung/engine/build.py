@@ -232,13 +232,14 @@ def build(
     return setup
 
 
-def restore(setup: Setup, path: Path, evaluated: Container[int] = ()) -> None:
+def restore(setup: Setup, save: Path | checkpoint.Saved, evaluated: Container[int] = ()) -> None:
     """Puts a run into the state of a checkpoint: the next step will be the one that would have come.
 
     `evaluated` are the steps at which the record has evals. One at this very step is done again, so that what follows
     stands in one segment of the record, and the best so far is known though the save was made before the eval.
     """
-    saved = checkpoint.load(path)
+    saved = checkpoint.load(save) if isinstance(save, Path) else save
+    path = saved.path
     checkpoint.check_identity(saved, setup.identity)
     here = setup.streams["train"].fingerprint
     if saved.state["train_fingerprint"] != here:

@@ -119,7 +119,8 @@ class Checkpoints:
         if not later:
             return []
         try:
-            place = self.folder / f"aside-{1 + len(list(self.folder.glob('aside-*')))}"
+            taken = [path.name.removeprefix("aside-") for path in self.folder.glob("aside-*")]
+            place = self.folder / f"aside-{1 + max((int(name) for name in taken if name.isdecimal()), default=0)}"
             place.mkdir()
             for step in later:
                 os.rename(self.at(step), place / self.at(step).name)

@@ -84,13 +84,7 @@ def config_from_pretrained(
     source = external_source(reference)
     if source is not None:
         return dict(recipe_class.config_from_pretrained(source)) if issubclass(recipe_class, Pretrained) else {}
-    path = find_checkpoint(reference, runs_root)
-    try:
-        was: dict[str, Any] = json.loads(inside(path, "state.json").read_text("utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"
-        ) from error
+    was = config_of(find_checkpoint(reference, runs_root))
     found: dict[str, Any] = {}
     for name, known in schema.keys.items():
         section, _, last = name.partition(".")
@@ -101,3 +95,13 @@ def config_from_pretrained(
         if last in (there := was.get(section, {})):
             found.setdefault(section, {})[last] = there[last]
     return found
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The config that a save or a capture was made with."""
+    try:
+        return dict(json.loads(inside(path, "state.json").read_text("utf-8"))["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"
+        ) from error

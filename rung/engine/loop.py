@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 from rung.engine.budget import Due
 from rung.engine.build import Setup
 from rung.engine.clock import Clock
+from rung.engine.datacheck import DataCheck
 from rung.engine.divergence import DivergenceHandler
 from rung.engine.guarded import Diverged, Row
 from rung.engine.recorder import Display, Recorder, Watch
 from rung.engine.state import set_training
+from rung.errors import DataError
 from rung.runs.record import Record
 
 BUFFER_STEPS = 3  # after which it is known which buffers a forward writes into
@@ -53,6 +55,7 @@ def fit(
     saves_best, geometric = setup.cfg.checkpoint.best, setup.cfg.checkpoint.geometric
     begun_s = time.monotonic() - progress.elapsed_s
     prefetcher = setup.prefetcher()
+    data = DataCheck(setup.streams.values() if setup.world.is_first else ())
     set_training(state.model)
     first_step = progress.step
     guarded.start(first_step)
@@ -77,6 +80,10 @@ def fit(
             raise Diverged(step, why, is_broken=True, tensors=names)
         recorder.save(for_good, is_best)
 
+    def close_data() -> None:
+        if (looked_at := data.close())["num_bytes"]:
+            recorder.event("data_checked", step=state.progress.step, **looked_at)
+
     listening = StopRequest() if asked is None else contextlib.nullcontext(asked)
     with listening as stop, QuietCollector() as collector:
         if setup.cfg.checkpoint.initial and progress.step == 0:
@@ -85,7 +92,7 @@ def fit(
             try:
                 progress = state.progress
                 progress.elapsed_s = time.monotonic() - begun_s
-                now = due.at(progress.step, progress.elapsed_s, bool(stop.name))
+                now = due.at(progress.step, progress.elapsed_s, bool(stop.name or data.problem))
                 if any(now):
                     # A row that is still on its way may say that the updates stopped some steps ago, and what is in no
                     # row before a save would be missing from the record after a resume.
@@ -115,9 +122,17 @@ def fit(
                 if now.end or early_stop:
                     recorder.ask_the_doctor(progress.step, is_end=True)
                     prefetcher.close()
+                    close_data()
                     return Outcome("finished", "no new lowest eval loss" if early_stop else "")
                 if now.stop:
                     prefetcher.close()
+                    close_data()
+                    if data.problem:
+                        raise DataError(
+                            f"{data.problem}; steps up to {progress.step} were trained on it: prepare the data again, "
+                            "and train anew",
+                            code="data-damaged",
+                        )
                     reason = f"{stop.name or 'another rank was stopped'} at step {progress.step}"
                     return Outcome("stopped", reason, stop.number)
 
@@ -146,6 +161,7 @@ def fit(
                 guarded.drop()
                 message = divergence.after(error)
                 if not message:
+                    close_data()
                     recorder.ask_the_doctor(state.progress.step, is_end=True)
                     return Outcome("diverged", str(error))
                 show.say(message)
@@ -155,6 +171,7 @@ def fit(
                 prefetcher = setup.prefetcher()
             except BaseException as error:
                 prefetcher.close()
+                data.close()
                 if isinstance(error, Exception):
                     divergence.after_raise(error)
                 raise

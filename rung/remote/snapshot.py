@@ -89,7 +89,8 @@ def snapshot_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str
     entries.append(FileEntry(own.name, own.stat().st_size, sha256(own)))
     info = manifest.get("info") or {}
     document = {"kind": manifest.get("kind"), "records": manifest.get("records"), "summary": info.get("summary")}
-    return Snapshot("data", name, fingerprint, tuple(entries), {e.path: inside(path, e.path) for e in entries}, document)
+    sources = {entry.path: inside(path, entry.path) for entry in entries}
+    return Snapshot("data", name, fingerprint, tuple(entries), sources, document)
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ class Record:
         self._has_rows = False
         self._next_beat = 0.0
         self._followers: list[Follower] = []
+        self._pid = os.getpid()
         self.beat()
         if code.get("warning"):
             self.event("warning", text=f"code snapshot: {code['warning']}")
@@ -227,6 +228,8 @@ class Record:
         """Says how the run ended: finished, stopped, crashed or diverged."""
         if status not in STATUSES:
             raise ValueError(f"{status!r} is not an end of a run; use one of {', '.join(STATUSES)}")
+        if os.getpid() != self._pid:  # a child that a recipe forked unwinds the same stack; its parent still trains
+            return
         self._metrics.sync()
         self.event("end", step=self.last_step, status=status)
         self.update(**{"status": status, "ended": utc_now(), "last_step": self.last_step, **fields})

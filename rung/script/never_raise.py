@@ -1,7 +1,8 @@
 """A record that never raises: in somebody else's loop, training is worth more than a row.
 
-What could not be done is told once, on stderr and where possible in the run's events, and the next row is tried again.
-Without a record, on ranks other than the first, nothing is done and nothing is told.
+What a disk has no room for is told once and kept in memory, in order, until there is room again; the record says then
+what came late, and how much was too much to keep. Without a record, on ranks other than the first, nothing is done and
+nothing is told.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from rung.errors import RunError
 from rung.runs.record import Record
 from rung.text import printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+MOST_KEPT = 100_000  # rows and events that wait for a disk; a row of 30 numbers takes 3 kB in memory
 
 
 def never_raise(act: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T | None]:
@@ -38,19 +42,62 @@ class NeverRaise:
     def __init__(self, record: Record | None) -> None:
         self.record = record
         self._said: set[str] = set()
+        self._waiting: deque[Callable[[Record], object]] = deque()
+        self._num_lost = 0
 
     def do(self, act: Callable[Concatenate[Record, P], object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """`act` with the record, such as Record.log; whether it could be done."""
+        """`act` with the record, such as Record.log, after all that waits; whether it could be done by now."""
         if self.record is None:
+            return False
+        if self._waiting and not self._catch_up(self.record):
+            self._wait(functools.partial(_called, act, args, kwargs))
             return False
         try:
             act(self.record, *args, **kwargs)
-        except Exception as error:  # a disk, and whoever follows the record
-            if "disk" not in self._said:
-                self._said.add("disk")
-                say(f"{self.record.id}: {error} Training continues, and what comes next is tried again.")
+        except (RunError, OSError) as error:  # the disk
+            self._tell_disk(f"{error} Training continues; what is logged is kept in memory until there is room.")
+            self._wait(functools.partial(_called, act, args, kwargs))
+            return False
+        except Exception as error:  # whoever follows the record
+            self._tell_disk(f"{error} Training continues, and what comes next is tried again.")
             return False
         return True
+
+    def _wait(self, act: Callable[[Record], object]) -> None:
+        if len(self._waiting) < MOST_KEPT:
+            self._waiting.append(act)
+        else:  # the earliest are kept, so that the gap is one
+            self._num_lost += 1
+
+    def _catch_up(self, record: Record) -> bool:
+        """Does what waits, in order; whether all of it could be done."""
+        num_waiting = len(self._waiting)
+        while self._waiting:
+            try:
+                self._waiting[0](record)
+            except (RunError, OSError):
+                return False
+            except Exception as error:
+                self._tell_disk(f"{error} Training continues, and what comes next is tried again.")
+            self._waiting.popleft()
+        with contextlib.suppress(Exception):
+            record.event("disk_was_full", step=record.last_step, num_late=num_waiting, num_lost=self._num_lost)
+        lost = f", {self._num_lost} were too many to keep" if self._num_lost else ""
+        say(f"{record.id}: there is room again: {num_waiting} rows and events were written late{lost}.")
+        self._num_lost = 0
+        self._said.discard("disk")
+        return True
+
+    def close(self) -> None:
+        """Says what never reached the disk."""
+        if self._waiting and self.record is not None:
+            num = len(self._waiting) + self._num_lost
+            say(f"{self.record.id}: the disk stayed full: {num} rows and events were not written.")
+
+    def _tell_disk(self, text: str) -> None:
+        if "disk" not in self._said and self.record is not None:
+            self._said.add("disk")
+            say(f"{self.record.id}: {text}")
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         self.do(Record.event, kind, step, **fields)
@@ -62,6 +109,10 @@ class NeverRaise:
         self._said.add(about or text)
         say(f"{self.record.id}: {text}")
         self.event("warning", text=text)
+
+
+def _called(act: Callable[..., object], args: Any, kwargs: Any, record: Record) -> object:
+    return act(record, *args, **kwargs)
 
 
 def say(text: str) -> None:

@@ -235,6 +235,7 @@ class OwnRun:
             summary[str(name)] = value
         fields = {"totals": totals, "last_step": self.axis.last, "summary": summary, "reason": reason or None}
         if not self.out.do(Record.finish, status, **fields):
+            self.out.close()
             self.out.do(Record.close)
         self.out.record, self.status = None, status
         if not quiet:

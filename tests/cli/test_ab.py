@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 from rung.cli import cli
 from rung.cli.ab import _launcher
-from rung.compare.decide import FIRST, UNPLANNED, AlphaSpending
+from rung.compare.decide import EXTRA, FIRST, UNPLANNED, AlphaSpending
+from rung.compare.looks import FILE
 from rung.errors import RunError, UserError
 from rung.runs.process import this_process
 from rung.runs.query import list_runs, open_run
@@ -80,6 +81,67 @@ def test_runs_are_judged_and_the_words_are_printed(folder: Path) -> None:
     assert (found["word"], found["num_pairs"]) == ("BETTER", 3)
     assert "lr.learning_rate" in found["factor"]
     assert not list(open_run("case/1", folder / "runs").events("judgement"))  # reading changes nothing
+
+
+def with_second_metric(root: Path) -> None:
+    """Each eval also has val/aux_loss, which moves as val/loss does."""
+    for run in list_runs(root):
+        events = run.path / "events.ndjson"
+        events.write_text(re.sub(r'"loss":([0-9.]+)', r'"loss":\1,"aux_loss":\1', events.read_text()))
+
+
+def test_judging_again_or_by_another_metric_is_counted(folder: Path) -> None:
+    """The same runs show the same figure again; other runs or another metric give chance another try."""
+    arms(folder / "runs", [*CLOSE, (1.02, 0.966), (0.98, 0.933)])
+    with_second_metric(folder / "runs")
+    three = ("case/1..3", "--", "case/6..8")
+    first, again = judged(*three), judged(*three, "--delta", 0.5)
+    assert (first["look"], first["metrics"], first["level"]) == (1, ["val/loss"], UNPLANNED.level(3))
+    assert (again["look"], again["level"], again["low"]) == (1, first["level"], first["low"])
+
+    other = judged(*three, "--metric", "val/aux_loss")
+    assert (other["look"], other["metrics"], other["level"]) == (2, ["val/loss", "val/aux_loss"], EXTRA / 2)
+    assert other["high"] - other["low"] > first["high"] - first["low"]
+    assert ", look 2, 2 metrics" in other["words"]
+    assert judged(*three, "--metric", "val/aux_loss")["level"] == EXTRA / 2
+
+    more = judged("case/1..5", "--", "case/6..10")
+    assert (more["look"], more["level"]) == (3, UNPLANNED.level(5))
+    assert judged("case/1..4", "--", "case/6..9")["level"] == pytest.approx(
+        EXTRA / 6
+    )  # the second that was not foreseen
+    assert judged("case/6..8", "--", "case/1..3")["look"] == 1  # the other way round is the same look
+    assert judged("case/2..4", "--", "case/7..9")["look"] == 5  # other seeds of the same configs
+    assert judged(*three)["level"] == first["level"]
+    assert len((folder / "runs" / FILE).read_text().splitlines()) == 5
+
+
+def test_metrics_of_one_call_share_the_level(folder: Path) -> None:
+    arms(folder / "runs", CLOSE)
+    with_second_metric(folder / "runs")
+    words = ("case/1..3", "--", "case/4..6", "--metric", "val/loss", "--metric", "eval/val/aux_loss")
+    found = judged(*words)
+    assert found["metrics"] == ["val/loss", "val/aux_loss"]
+    assert [(one["metric"], one["level"]) for one in found["variants"]] == [
+        ("val/loss", UNPLANNED.level(3) / 2),
+        ("val/aux_loss", UNPLANNED.level(3) / 2),
+    ]
+    code, output = ask("ab", "--judge", *words)
+    assert (code, output.count(": BETTER"), output.count("2 metrics")) == (0, 2, 2)
+    # Who then names the one that came out well alone gets no narrower interval.
+    assert judged(*words[:-2])["level"] == UNPLANNED.level(3) / 2
+    assert ask("ab", "case/1", "--aa", "--metric", "a", "--metric", "b")[0] == 2
+
+
+def test_a_verdict_that_cannot_be_kept_says_so(folder: Path) -> None:
+    arms(folder / "runs", CLOSE)
+    (folder / "runs" / FILE).mkdir()
+    found = judged("case/1..3", "--", "case/4..6")
+    assert found["word"] == "BETTER"
+    assert any("could not be kept" in reason for reason in found["reasons"])
+    (folder / "runs" / FILE).rmdir()
+    (folder / "runs" / FILE).write_text('{"metric": 3}\nnonsense\n[]\n{"runs": 1, "configs": []}\n')
+    assert judged("case/1..3", "--", "case/4..6")["look"] == 1  # damaged lines count nothing
 
 
 def test_check_is_for_scripts(folder: Path) -> None:
@@ -319,7 +381,7 @@ def test_an_ab_trains_pairs_once_and_goes_on_where_it_was(tiny: Path, folder: Pa
     told = list(open_run("tiny/1", tiny).events("judgement"))
     assert [event["num_pairs"] for event in told] == [2, 2, 3]
     assert told[-1]["a"] == ["tiny/1", "tiny/3", "tiny/5"]
-    assert told[-1]["level"] == pytest.approx(0.03)  # the first look at three pairs, planned
+    assert told[-1]["level"] == FIRST  # the first look at three pairs, planned
 
     # The same runs, judged by hand, with no plan behind them.
     by_hand = judged("tiny/1", "tiny/3", "tiny/5", "--", "tiny/2", "tiny/4", "tiny/6")

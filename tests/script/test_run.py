@@ -26,6 +26,7 @@ import rung
 import rung.wandb as wandb
 from rung.errors import UserError
 from rung.runs.query import Run, open_run
+from rung.script import never_raise
 from rung.script.run import OwnRun
 from rung.script.settings import command_without_secrets
 from tests.errors import raises_code
@@ -229,8 +230,9 @@ def test_samples_of_all_kinds(start: Start) -> None:
     assert [e["step"] for e in found.events("sample")] == [7, 7, 7, 3, 7, 7]
 
 
-def test_a_full_disk_is_told_once_and_tried_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("most", [100_000, 5])
+def test_what_a_full_disk_has_no_room_for_is_written_when_it_has(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
 ) -> None:
     run, write, is_full = start(), os.write, [True]
 
@@ -239,18 +241,44 @@ def test_a_full_disk_is_told_once_and_tried_again(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    run.log({"loss": 1.0})
+    monkeypatch.setattr(never_raise, "MOST_KEPT", most)
+    run.log({"loss": 0.0})
     monkeypatch.setattr(os, "write", refuse)
-    for _ in range(3):
-        run.log({"loss": 2.0, "val/loss": 1.0})
+    for number in range(1, 8):
+        run.log({"loss": float(number)})
     run.config.x = 1
-    run.note("lost")
+    run.note("late")
     is_full[0] = False
-    run.log({"loss": 3.0})
+    run.log({"loss": 8.0})
     found = ended(run)
-    assert [v for v in found.metrics(["loss"])["loss"] if v is not None] == [1.0, 3.0]
+    logged = [v for v in found.metrics(["loss"])["loss"] if v is not None]
+    is_whole = most > 10
+    assert logged == ([float(n) for n in range(9)] if is_whole else [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0])
+    [event] = found.events("disk_was_full")
+    assert bool(event["num_lost"]) is not is_whole
+    assert [one["text"] for one in found.events("note")] == (["late"] if is_whole else [])
     assert found.status == "finished"
-    assert capsys.readouterr().err.count("no space left") == 1
+    said = capsys.readouterr().err
+    assert said.count("no space left") == 1
+    assert said.count("there is room again") == 1
+
+
+def test_what_never_reached_the_disk_is_said(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, write = start(), os.write
+
+    def refuse(fd: int, data: Any) -> int:
+        if fd > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        for number in range(5):
+            run.log({"loss": float(number)})
+        run.finish()
+    assert "the disk stayed full" in capsys.readouterr().err
 
 
 def test_module_level_names_act_on_the_current_run(start: Start) -> None:

@@ -15,7 +15,17 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
-from rung.compare.scaling.fit import Interval, LineFit, Points, PowerFit, line, mean_interval, power, unpaired
+from rung.compare.scaling.fit import (
+    Interval,
+    LineFit,
+    Points,
+    PowerFit,
+    joint_interval,
+    line,
+    mean_interval,
+    power,
+    unpaired,
+)
 from rung.compare.scaling.study import COMPONENTS, Member, Study
 
 
@@ -35,8 +45,9 @@ class Delta:
     at: Any
     baseline: Any
     by_seed: Mapping[str, Paired]
-    paired: Interval
+    paired: Interval  # by itself, if seeds vary normally
     unpaired: Interval
+    joint: Interval  # together with those of the other places, if they may be skewed
 
     @property
     def se(self) -> float | None:
@@ -66,6 +77,7 @@ class Best(NamedTuple):
     is_edge: bool
     second: Any
     difference: Interval | None
+    joint: Interval | None  # wider: best and second were picked out of all places, as one pair of many
 
 
 @dataclass
@@ -121,8 +133,10 @@ def all_series(study: Study) -> list[Series]:
                 before, after = one.cell(baseline, seed), one.cell(place, seed)
                 if before is not None and after is not None and (pair := _paired(before, after)) is not None:
                     by_seed[seed] = pair
-            mean = mean_interval([pair.difference for pair in by_seed.values()])
-            one.deltas.append(Delta(place, baseline, by_seed, mean, unpaired(one.values(baseline), one.values(place))))
+            moves = [pair.difference for pair in by_seed.values()]
+            unlike = unpaired(one.values(baseline), one.values(place))
+            joint = joint_interval(moves, len(one.places) - 1)
+            one.deltas.append(Delta(place, baseline, by_seed, mean_interval(moves), unlike, joint))
     return found
 
 
@@ -229,4 +243,6 @@ def _best(study: Study, series: Series) -> Best | None:
     x, xs = series.at(first)[0].x, {*study.tried, *(member.x for member in study.members if member.x is not None)}
     is_edge = x is not None and len(xs) > 2 and not min(xs) < x < max(xs)
     found = values[value_text(first)]
-    return Best(first, fmean(found), len(found), is_edge, second, mean_interval(moves) if moves else None)
+    difference = mean_interval(moves) if moves else None
+    joint = joint_interval(moves, math.comb(len(series.places), 2)) if moves else None
+    return Best(first, fmean(found), len(found), is_edge, second, difference, joint)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
-from rung.compare.student import limit
+from rung.compare.student import limit, skewed_limit
 
 LEVEL = 0.05  # an interval misses in this share of cases
 LEAST_DISTINCT = 4  # values of x for a power law: three parameters, and one to spare
@@ -67,6 +67,14 @@ def mean_interval(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(values[0] if values else math.nan)
     half = limit(LEVEL, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(fmean(values), fmean(values) - half, fmean(values) + half)
+
+
+def joint_interval(values: Sequence[float], num: int) -> Interval:
+    """Of a mean that is one of `num`: all of them hold the truth in 95 % of cases, also with an exponential's skew."""
+    if len(values) < 2:
+        return mean_interval(values)
+    half = skewed_limit(LEVEL / num, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(fmean(values), fmean(values) - half, fmean(values) + half)
 
 

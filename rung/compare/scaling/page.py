@@ -233,6 +233,12 @@ def _differences(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         head = [_short(study), "paired mean", "95 % interval", "in words", *(f"seed {seed}" for seed in one.seeds),
                 "unpaired", "95 % interval"]  # fmt: skip
         yield Table(head, rows, [i for i, name in enumerate(head) if name != "in words"])
+        alone = [delta for delta in one.deltas if not delta.paired.covers_zero]
+        unsure = [value_text(delta.at) for delta in alone if delta.joint.covers_zero]
+        if alone:
+            told = f"{_short(study)} {', '.join(unsure)} cannot be told from 0" if unsure else "these still exclude 0"
+            both = f"Wide enough for all {len(one.deltas)} at once, and for seeds as skewed as an exponential: {told}."
+            yield Paragraph([f"Each interval is for one comparison, of seeds that vary normally. {both}"])
         if one.unpaired_seeds:
             yield Paragraph([f"No run at {value_text(one.places[0])}, so no paired difference: seed "
                              f"{', '.join(one.unpaired_seeds)}."])  # fmt: skip
@@ -311,7 +317,12 @@ def _best(study: Study, series: Sequence[Series]) -> Iterator[Block]:
         text = "".join(f", {one_line(key)} = {value_text(value)}" for key, value in beside.items())
         text += f", {_rounded(found.mean)} ({seeds}). Next is {value_text(found.second)}"
         if found.difference is not None and found.difference.is_known:
-            tells = "which it cannot be told from" if found.difference.covers_zero else "which is worse"
+            tells = "which is worse"
+            if found.difference.covers_zero:
+                tells = "which it cannot be told from"
+            elif found.joint is not None and found.joint.covers_zero:
+                tells = "which is worse as one comparison of seeds that vary normally, but not surely as the best of "
+                tells += f"{len(one.places)}"
             text += f", {tells}: {_estimate(found.difference, 'difference')}. "
         else:
             text += "; one seed cannot tell the two apart. "
@@ -454,7 +465,7 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
             "differences": [
                 {
                     "x": delta.at, "baseline": delta.baseline, "paired": plain(delta.paired),
-                    "unpaired": plain(delta.unpaired), "se": delta.se,
+                    "unpaired": plain(delta.unpaired), "joint": plain(delta.joint), "se": delta.se,
                     "by_seed": {seed: pair._asdict() for seed, pair in delta.by_seed.items()},
                 }
                 for delta in one.deltas
@@ -473,7 +484,9 @@ def _document(study: Study, series: Sequence[Series]) -> dict[str, Any]:
                 },
                 "no_power_because": fit.why_no_power,
             },
-            "best": None if top is None else {**top._asdict(), "difference": plain(top.difference)},
+            "best": None if top is None else {
+                **top._asdict(), "difference": plain(top.difference), "joint": plain(top.joint),
+            },
         })  # fmt: skip
     data = amounts_of_data(study)
     return {

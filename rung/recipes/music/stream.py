@@ -43,6 +43,7 @@ class Clips(Stream):
         records = store.split(split) if split in store.splits else np.zeros(0, np.int64)
         if not len(records):
             raise DataError(f"split {split!r} of {store.path} is empty; name other data", code="data-empty")
+        self.stores = [store]
         self._store, self._records, self._pattern = store, records, pattern
         self._channels, self._text, self._random_crop = np.asarray(channels), text, random_crop
         self._codes = store.arrays["codes"]

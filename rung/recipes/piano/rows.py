@@ -186,6 +186,7 @@ class TaskRows(Stream):
         asked = [(c.task.name, *([] if self.is_eval else [c.weight]), c.ranges) for c in self.choices]
         how = f"tasks-{notes_per_record}-{context}-{asked}{self._augment.name}{'/prefix' if has_prefix else ''}"
         self.fingerprint = " + ".join([*(some.fingerprint for some in records), how])
+        self.stores = [some.store for some in records]
         self._composers = [str(some.store.index[n].get("composer") or "") for some, n in self._origins]
         self._pieces = _numbered_pieces(some.store.index[n] for some, n in self._origins)
         self.groups = sorted({name for name in self._composers if name})

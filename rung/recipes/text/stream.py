@@ -32,7 +32,7 @@ class TokenRows(Stream):
 
     def __init__(self, pool: Pool, context: int, is_packed: bool = False) -> None:
         self.pool, self.context, self.is_packed = pool, context, is_packed
-        self.groups = pool.names
+        self.stores, self.groups = [pool.store], pool.names
         self.targets_per_row = float(context)
         tokens = pool.store.arrays["tokens"]
         self._pad = int(pool.store.info["vocab_size"])

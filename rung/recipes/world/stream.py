@@ -39,6 +39,7 @@ class Moments(Stream):
         every: int = 1,
     ) -> None:
         """Moments `every` frames apart."""
+        self.stores = [store]
         divisor = divisor_of(store, scales)
         records = store.split(split)
         starts, lengths = store.starts[records], store.lengths[records]
