@@ -13,7 +13,10 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes beside, fsyncs, renames, fsyncs the folder. Raises OSError, and then leaves the old file as it was."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        # Always a new file: one that lies there, left by a killed process or laid by somebody else, may be a link.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             view = memoryview(data)
             while view:

@@ -15,10 +15,11 @@ from rung.config import Config, Layer, Schema, differences, load_file, merge, ne
 from rung.engine.config import SCRATCH, Engine
 from rung.errors import ConfigError, RunError, UserError
 from rung.recipe import Recipe
-from rung.recipes import find_recipe, preset_layer
+from rung.recipes import CATALOG, find_recipe, preset_layer
 from rung.runs.fields import leaves
 from rung.runs.query import root_of
 from rung.runs.renamed import current_config
+from rung.runs.trust import check_module
 
 if TYPE_CHECKING:
     from rung.runs.query import Run
@@ -69,7 +70,7 @@ def resolve(
             raise UserError(
                 "which recipe? name one (`rung recipes` lists them), or a run to start from", code="missing-option"
             )
-        recipe = recipe_of(parent)
+        recipe = recipe_of(parent, runs)
     name = recipe if isinstance(recipe, str) else f"{recipe.__module__}:{recipe.__qualname__}"
     recipe_class = find_recipe(recipe) if isinstance(recipe, str) else recipe
     overrides = [overrides] if isinstance(overrides, str) else overrides
@@ -127,7 +128,7 @@ def resolve_saved(
     A key at its default keeps the default of that time. Keys that each attempt may take anew are those of config.yaml;
     of others an edited config.yaml is not believed over the save, whose bytes are hashed, unless `takes_edits`.
     """
-    recipe = recipe_of(run)
+    recipe = recipe_of(run, runs)
     schema, gone = schema_of(recipe, find_recipe(recipe)), object()
     was, written = current_config(deepcopy(dict(saved)), recipe), run.config()
     own = run_layer(run.id, written, run.sources())
@@ -205,8 +206,11 @@ def _at(tree: Mapping[str, Any], name: str, default: Any) -> Any:
     return node
 
 
-def recipe_of(run: Run) -> str:
-    """The recipe that builds its model again; refuses a run that rung did not train."""
+def recipe_of(run: Run, runs: Path | str | None = None) -> str:
+    """The recipe that builds its model again; refuses a run that rung did not train, and code that came with the run.
+
+    `runs` is the runs folder that the user named.
+    """
     recipe = str(run.document.get("recipe"))
     if recipe == "own loop":
         command = shlex.join(map(str, run.document.get("command") or []))
@@ -219,6 +223,8 @@ def recipe_of(run: Run) -> str:
             f"{run.id} came from another tracker ({recipe}); there is no model that rung could build",
             code="not-supported",
         )
+    if recipe not in CATALOG and ":" in recipe:
+        check_module(recipe.partition(":")[0], run, root_of(runs))
     return recipe
 
 

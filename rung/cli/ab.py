@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.options import print_json, runs_option
+from rung.cli.options import print_json, runs_option, trust_option
 from rung.cli.show import is_number
 from rung.cli.sweep_table import Display, print_plan
 from rung.cli.trial import Arm, Cell, Trial, changed_keys, refuse_other_horizon
@@ -73,6 +73,7 @@ class Ab(click.Command):
 @click.option("--dry-run", is_flag=True, help="Show which runs it would take, and stop.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the verdict is BETTER or EQUIVALENT.")
 @click.option("--verbose", is_flag=True, help="Show all that a training printed when it ends.")
+@trust_option
 @runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON; trainings go to the error output.")
 def command(
@@ -253,11 +254,10 @@ def _arms(
             "seeds each, and judge them with `rung ab --judge A... -- B...`",
             code="not-supported",
         )
-    recipe = str(base.document.get("recipe"))
-    control = Arm("control", (), resolve(recipe, (), parent=base, runs=root))
+    control = Arm("control", (), resolve(None, (), parent=base, runs=root))
     if is_aa:
         return base, [control]
-    variant = Arm("variant", changes, resolve(recipe, changes, parent=base, runs=root))
+    variant = Arm("variant", changes, resolve(None, changes, parent=base, runs=root))
     keys = [key for key in changed_keys(control.resolved, variant.resolved) if key not in allowed]
     if changes and not keys:
         raise UserError(

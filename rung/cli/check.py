@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import config_option, json_option, runs_option
+from rung.cli.options import config_option, json_option, runs_option, trust_option
 from rung.errors import RunError
 from rung.recipes import CATALOG
 
@@ -21,6 +21,7 @@ from rung.recipes import CATALOG
 @config_option
 @click.option("--quick", "is_quick", is_flag=True, help="Only what `rung train` asks before step 0; a few seconds.")
 @json_option
+@trust_option
 @runs_option
 def command(
     what: str, overrides: tuple[str, ...], files: tuple[Path, ...], is_quick: bool, as_json: bool, root: Path
@@ -53,7 +54,7 @@ def command(
             resolve(what)  # no run of that name: say what a recipe is
         found = open_run(what, root)
         name = found.document["recipe"]
-        resolved = resolve(name, overrides, files, parent=found, runs=root)
+        resolved = resolve(None, overrides, files, parent=found, runs=root)
         saves = Checkpoints(found.path / "checkpoints")
         if not saves.steps():
             raise RunError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, runs_option, trust_option
 from rung.report.table import print_table
 from rung.text import one_line
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Where to keep what --split finds; default: evals/ in the run's folder.")  # fmt: skip
 @json_option
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], at: int | None, split: str | None, weights: Path | None, out: Path | None,

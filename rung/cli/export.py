@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, runs_option, trust_option
 from rung.errors import CheckpointError, UserError
 from rung.files import sync, write_whole
 from rung.recipe import Exports
@@ -47,6 +47,7 @@ TOLERANCE = 1e-2  # of logits; what is written wrongly differs by more than that
               help="The file or folder; default: ./exports/RUN-STEP.onnx, or ./exports/RUN-STEP.")  # fmt: skip
 @click.option("--replace", is_flag=True, help="Overwrite the folder of an earlier export.")
 @json_option
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], is_onnx: bool, is_hf: bool, at: int | None, out: Path | None, replace: bool,

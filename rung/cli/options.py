@@ -29,6 +29,19 @@ runs_option = click.option(
     "--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
     type=click.Path(path_type=Path, file_okay=False), help="Folder of the runs.",
 )  # fmt: skip
+
+
+def _trust(context: click.Context, parameter: click.Parameter, is_on: bool) -> None:
+    if is_on:
+        from rung.runs.trust import trusting
+
+        context.with_resource(trusting())
+
+
+trust_option = click.option(
+    "--trust", is_flag=True, expose_value=False, callback=_trust,
+    help="Also execute code that came with the run: a recipe below the runs folder, or in what was pulled.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 config_option = click.option(
     "-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys."

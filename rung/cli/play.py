@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import runs_option, trust_option
 from rung.errors import UserError
 from rung.recipe import Plays
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "--host", default="127.0.0.1", show_default=True, help="0.0.0.0 lets in everybody who can reach this machine."
 )
 @click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], at: int | None, port: int, host: str, no_open: bool, root: Path

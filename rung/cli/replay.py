@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, print_json, runs_option
+from rung.cli.options import json_option, print_json, runs_option, trust_option
 from rung.errors import RunError
 
 
@@ -19,6 +19,7 @@ from rung.errors import RunError
     help="For a run of your own script: a function that returns (model, optimizer, loss).",
 )
 @json_option
+@trust_option
 @runs_option
 def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Path) -> None:
     """Take a step of RUN again: a failed one to name the cause, any other to see that it comes out as it did.

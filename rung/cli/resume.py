@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import mirror_option, remote_option, runs_option
+from rung.cli.options import mirror_option, remote_option, runs_option, trust_option
 
 
 @click.command(short_help="Resume a run.")
@@ -17,6 +17,7 @@ from rung.cli.options import mirror_option, remote_option, runs_option
 @click.option("--accept-edits", is_flag=True, help="Train on with a config.yaml that was edited since the save.")
 @mirror_option
 @remote_option
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], at: int | None, accept_edits: bool, mirrors: tuple[str, ...],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import json_option, runs_option
+from rung.cli.options import json_option, runs_option, trust_option
 from rung.errors import UserError
 
 KEYS = {  # option -> the key that it sets
@@ -49,6 +49,7 @@ KEYS = {  # option -> the key that it sets
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives other samples.")
 @json_option
+@trust_option
 @runs_option
 def command(
     run: str, overrides: tuple[str, ...], at: int | None, out: Path | None, seed: int, as_json: bool, root: Path,
@@ -81,7 +82,7 @@ def command(
     asked = {name: value for name, value in given.items() if value is not None}
     if asked:
         found = open_run(run, root)
-        recipe = recipe_of(found)
+        recipe = recipe_of(found, root)
         known = schema_of(recipe, find_recipe(recipe)).keys
     for name, value in asked.items():
         if KEYS[name] not in known:

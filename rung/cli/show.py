@@ -21,6 +21,7 @@ from rung.report.table import age, one_line, print_table, printable
 from rung.runs.columns import Progress
 from rung.runs.fields import verdict_word
 from rung.runs.files import read_json
+from rung.runs.paths import inside
 from rung.runs.query import Run, open_run, ref
 from rung.units import size
 
@@ -101,9 +102,9 @@ def command(run: str, root: Path, as_json: bool) -> None:
         click.echo(f"\nlooked closer ({len(newest)})")
     for file, event in newest.items():
         try:
-            sets = read_json(found.path / str(file))["sets"]
+            sets = read_json(inside(found.path, str(file)))["sets"]
             texts = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RunError):
             texts = ["cannot be read"]
         click.echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
 

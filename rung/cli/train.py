@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import config_option, mirror_option, remote_option, runs_option
+from rung.cli.options import config_option, mirror_option, remote_option, runs_option, trust_option
 from rung.errors import UserError
 from rung.runs.query import Run, open_run
 
@@ -28,6 +28,7 @@ from rung.runs.query import Run, open_run
 @click.option("--sweep", "point", hidden=True, help="NAME:KEY, the point of a sweep that this run is.")
 @mirror_option
 @remote_option
+@trust_option
 @runs_option
 def command(
     recipe: str | None, overrides: tuple[str, ...], files: tuple[Path, ...], parent: str | None, why: str | None,

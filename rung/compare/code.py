@@ -25,8 +25,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rung.compare.reading import list_of, mapping, segments_of
+from rung.errors import RunError
 from rung.runs.executed import CONFIG_SUFFIXES, read_contents
 from rung.runs.files import from_json, read_json
+from rung.runs.paths import inside, outside_of_runs
 from rung.runs.provenance import SnapshotError, WorkingTree, is_source
 from rung.runs.query import Run
 
@@ -507,24 +509,17 @@ def _script(snapshot: Snapshot, script: str) -> bytes | None:
 
 
 def _repository(snapshots: list[Snapshot]) -> WorkingTree | None:
-    """A repository that has the commits of all: where they ran, where the runs lie, or the current folder's."""
+    """A repository that has the commits of all: the one around the runs folder, or the current folder's.
+
+    The folder that run.json names is not asked: whoever made the run wrote that.
+    """
     for snapshot in snapshots:
         if not _HASH.fullmatch(snapshot.commit):
             raise CodeUnavailable(f"run.json of {snapshot.run_id} is damaged: {snapshot.commit[:80]!r} is not a commit")
     for folder in _folders(snapshots):
-        where = WorkingTree(folder).git("rev-parse", "--absolute-git-dir", check=False)
-        if where.returncode != 0:
+        repository = WorkingTree.to_read(folder)
+        if repository is None:
             continue
-        # Without work tree and index: an attribute there could call a source file binary and hide it.
-        git_dir = Path(os.fsdecode(where.stdout).rstrip("\n"))
-        repository = WorkingTree(git_dir)
-        repository.env |= {
-            "GIT_DIR": str(git_dir),
-            "GIT_WORK_TREE": str(git_dir),
-            "GIT_INDEX_FILE": str(git_dir / "rung-has-no-index"),
-            "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_TERMINAL_PROMPT": "0",
-        }
         wanted = [f"{snapshot.commit}^{{tree}}" for snapshot in snapshots]
         if all(repository.git("cat-file", "-e", name, check=False).returncode == 0 for name in wanted):
             return repository
@@ -532,9 +527,7 @@ def _repository(snapshots: list[Snapshot]) -> WorkingTree | None:
 
 
 def _folders(snapshots: list[Snapshot]) -> list[Path]:
-    named = [str(snapshot.code.get("root") or "") for snapshot in snapshots]
-    folders = [*map(Path, filter(None, named)), *(snapshot.folder for snapshot in snapshots), Path.cwd()]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    return list(dict.fromkeys(outside_of_runs(folder) for folder in (*(s.folder for s in snapshots), Path.cwd())))
 
 
 def _by_git(repository: WorkingTree, before: str, after: str) -> CodeDiff:
@@ -596,12 +589,13 @@ def _files(snapshot: Snapshot, is_mixed: bool) -> Files:
         looked = ", ".join(map(str, _folders([snapshot])))
         raise CodeUnavailable(
             f"the code of {snapshot.run_id} is the commit {snapshot.commit[:12]}, which no known repository has "
-            f"(looked in {looked}); fetch {snapshot.code.get('ref')} from where it ran"
+            f"(looked in {looked}); ask from the checkout it ran in, or fetch {snapshot.code.get('ref')} from there"
         )
     prefix, root = b"", Path(str(snapshot.code.get("root") or ""))
-    if is_mixed and root.is_absolute() and root.is_dir():  # a commit begins at the top of the repository
-        asked = WorkingTree(root).git("rev-parse", "--show-prefix", check=False)
-        prefix = asked.stdout.rstrip(b"\n") if asked.returncode == 0 else b""
+    # A commit begins at the top of the repository.
+    if is_mixed and repository.checkout is not None and root.is_relative_to(repository.checkout):
+        below = root.relative_to(repository.checkout).as_posix()
+        prefix = b"" if below == "." else os.fsencode(below) + b"/"
 
     def reader(kind: str, digest: str) -> Callable[[], bytes]:
         if kind == "commit":  # a repository inside of it, known by its commit alone
@@ -619,6 +613,10 @@ def _files(snapshot: Snapshot, is_mixed: bool) -> Files:
 
 def _archive(snapshot: Snapshot) -> Files:
     path = snapshot.folder / os.path.basename(str(snapshot.code.get("file") or "code.tar.gz"))
+    try:
+        path = inside(snapshot.folder, path.name)
+    except RunError as error:
+        raise CodeUnavailable(str(error)) from error
     found: dict[bytes, tuple[str, Callable[[], bytes]]] = {}
     try:
         with path.open("rb") as file:

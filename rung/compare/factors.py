@@ -34,6 +34,7 @@ from rung.compare.reading import (
 from rung.errors import RunError
 from rung.runs.fields import leaves
 from rung.runs.files import read_json, to_json
+from rung.runs.paths import inside
 from rung.runs.query import Run
 
 PARTS = ("config", "code", "data", "environment", "seed", "budget", "metric", "pairing")
@@ -395,7 +396,7 @@ def _environments(run: Run) -> list[Mapping[str, Any]]:
     names = [str(part.get("env") or "env.json") for part in segments_of(run)] or ["env.json"]
     found: list[Mapping[str, Any]] = []
     for name in dict.fromkeys(names):
-        path = run.path / name.rpartition("/")[2]
+        path = inside(run.path, name.rpartition("/")[2])
         try:
             found.append(mapping(read_json(path)))
         except FileNotFoundError:

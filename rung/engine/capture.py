@@ -30,6 +30,7 @@ from rung.errors import CheckpointError
 from rung.files import write_whole
 from rung.random import Draw
 from rung.runs.files import floats_again, read_json, to_json
+from rung.runs.paths import inside
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ def read(path: Path, device: torch.device | str = "cpu") -> Captured:
     facts, tensors = [], []
     for file in sorted(path.glob("capture.*.json"), key=lambda f: int(f.name.split(".")[1])):
         try:
-            fact = floats_again(read_json(file))
-            tensors.append(load_file(path / f"batch.{fact['rank']}.safetensors", device=str(device)))
+            fact = floats_again(read_json(inside(path, file.name)))
+            tensors.append(load_file(inside(path, f"batch.{int(fact['rank'])}.safetensors"), device=str(device)))
             facts.append(fact)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointError(
                 f"the capture {path} is damaged: {file.name}: {error}", code="capture-damaged"
             ) from error

@@ -31,6 +31,7 @@ from rung.errors import CheckpointError
 from rung.files import sha256, sync, write_whole
 from rung.runs import marks
 from rung.runs.files import locked
+from rung.runs.paths import inside
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
@@ -230,17 +231,19 @@ def load(path: Path) -> Saved:
 
 def problem_of(path: Path) -> str | None:
     """Compares every byte with the manifest; the first thing that is wrong, or None when the save is whole."""
-    file = path / "manifest.json"
+    file = inside(path, "manifest.json")
     if not file.is_file():
         return f"no checkpoint at {path} (it has no manifest.json)"
     try:
         manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
         for name in FILES:
             manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
+        if not isinstance(manifest["step"], int):  # files are named after it
+            raise ValueError
     except (ValueError, KeyError, TypeError):
         return f"{path} is damaged: manifest.json cannot be read"
     for name, spec in manifest["files"].items():
-        file = path / name
+        file = inside(path, name)
         if not file.is_file():
             return f"{path} is damaged: {name} is missing"
         num_bytes = file.stat().st_size

@@ -15,6 +15,7 @@ from rung.errors import CheckpointError, RunError
 from rung.files import sha256
 from rung.recipe import Pretrained, Recipe
 from rung.runs import marks
+from rung.runs.paths import inside
 from rung.runs.query import open_run
 
 TRAINING = ("dropout", "init")  # of a model section: choices of training or of a start from nothing, not of weights
@@ -99,7 +100,7 @@ def config_from_pretrained(
 def config_of(path: Path) -> dict[str, Any]:
     """The config that a save or a capture was made with."""
     try:
-        return dict(json.loads((path / "state.json").read_text("utf-8"))["config"])
+        return dict(json.loads(inside(path, "state.json").read_text("utf-8"))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rung.config import Layer, load_file
@@ -33,8 +34,11 @@ def find_recipe(name: str) -> type[Recipe]:
     if not colon or not module_name or module_name.startswith("."):
         problem = f"{name} is not a recipe{_nearest(name, CATALOG)}"
         raise UserError(f"{problem} (`rung recipes` lists them; your own is package.module:Class)", code="no-recipe")
-    if name not in CATALOG and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a user's recipe lies where the user is, as with `python -m`
+    here = str(Path.cwd())
+    # A user's recipe lies where the user is, as with `python -m`. Where it does not, that folder is left out: it may be
+    # anybody's, and what is imported later would be looked for there first.
+    if name not in CATALOG and here not in sys.path and PathFinder.find_spec(module_name.partition(".")[0], [here]):
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -2,8 +2,11 @@
 
 That folder survives a failed or killed pull, and the next one continues with it. Nothing that only the local run has is
 lost: files stay, and lines that the remote run lacks are a reason to refuse. A run is known by its uid, so one that was
-renamed here is updated under its local name. An update is two renames, the old folder away and the new one in; after a
-kill between them the next pull first puts the old one back.
+renamed here is updated under its local name. A uid can be forged: a run here is only updated by one that continues it,
+whose lines begin with all lines here and in which nothing that is written once has changed. An update is two renames,
+the old folder away and the new one in; after a kill between them the next pull first puts the old one back.
+
+Only files that a run has are downloaded; see paths.py.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,14 +28,17 @@ from rung.errors import RunError
 from rung.files import sha256, sync
 from rung.remote.bucket import Bucket, Meter, RemoteError, Report, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, read_manifest
-from rung.remote.snapshot import lacking, position_of, step_of, uid_of, walk
+from rung.remote.snapshot import lacking, position_of, step_of, uid_of
 from rung.runs.files import locked, write_json, writing
 from rung.runs.maintenance.selection import folder_at, refuse_running, state_of
 from rung.runs.maintenance.trash import remove
+from rung.runs.paths import check, is_known, walk
+from rung.runs.paths import remove as remove_below
 from rung.runs.process import HEARTBEAT
 from rung.runs.query import Run, list_runs
 from rung.runs.record import check_name, claimed, former_ids, read_document, reserve_number
 
+_OF_A_STEP = re.compile(r"(?:checkpoints|captures|samples)/([0-9]{1,18})/")
 MOST_CHANGES = 5  # of an item, while it is downloaded
 
 
@@ -92,17 +100,16 @@ def pull_run(
             found = Run(path, read_document(path))
             here = found if uid_of(found.document) == manifest.uid else None
 
-    if here is not None:
-        if options.experiment is not None:
-            message = f"{name} already exists here as {here.id}; pull it without --as to update it."
-            raise RunError(message, code="run-exists")
+    other = here if options.experiment is not None else None  # which this one may only claim to be
+    if options.experiment is not None:
+        here, target = None, root / options.experiment / name.replace("/", "-")
+    elif here is not None:
         target = here.path
         _refuse(bucket, manifest, here, options)
-    elif options.experiment is not None:
-        target = root / options.experiment / name.replace("/", "-")
     else:
         target = root / name
-        if target.exists():
+        check(target)
+        if os.path.lexists(target):
             raise RunError(
                 f"{target} is another run than {name} in the bucket; pull that one under the next free number with "
                 f"`--as {target.parent.name}`, or under another name.",
@@ -123,10 +130,17 @@ def pull_run(
             message = f"{where} is damaged; nothing was downloaded: its run.json is that of another run."
             raise RemoteError(message, code="run-damaged")
 
+        if other is not None and _problem(where, other, staging) is None:
+            shutil.rmtree(staging.files)
+            staging.files.mkdir()  # empty, so that no trace is left
+            message = f"{name} already exists here as {other.id}; pull it without --as to update it."
+            raise RunError(message, code="run-exists")
         if here is not None:
             with locked(target):  # whoever resumes it, or writes a verdict, waits, or is seen
                 here = Run(target, read_document(target))
                 _refuse(bucket, manifest, here, options)  # asked again: the download took a while
+                if not options.is_forced and (problem := _problem(where, here, staging)) is not None:
+                    raise problem
                 _keep_own(target, staging, manifest, options)
                 _rename_inside(staging.files, here.id, here.document)
                 if not options.is_forced:
@@ -140,17 +154,22 @@ def pull_run(
             with claimed(root, options.experiment) as target:
                 name = f"{options.experiment}/{target.name}"
                 _rename_inside(staging.files, name)
+                if other is not None:  # two runs must not go by one uid
+                    document = read_document(staging.files)
+                    document |= {"uid": uuid.uuid4().hex, "copy_of": manifest.uid}
+                    write_json(staging.files / "run.json", document)
                 os.rename(staging.files, target)
         else:
             _rename_inside(staging.files, name)
             with locked(target.parent):
-                if target.exists():
+                if os.path.lexists(target):
                     message = f"{target} was created in the meantime; pull again with `--as {target.parent.name}`."
                     raise RunError(message, code="run-exists")
                 os.rename(staging.files, target)
                 reserve_number(target.parent, int(target.name))
             sync(target.parent)
-        known[manifest.uid] = target
+        if other is None:
+            known[manifest.uid] = target
         return _result(bucket, manifest, name, target, staging, "new")
 
 
@@ -280,6 +299,13 @@ def _staging_beside(target: Path, uid: str) -> Iterator[Staging]:
         except OSError:
             pass  # a disk without locks
         staging = Staging(folder / "files", folder / "incoming")
+        try:  # nobody but a pull has written here, unless the folder came from elsewhere with what lies around it
+            for _ in walk(folder):
+                pass
+        except RunError:
+            for place in (staging.files, staging.incoming):
+                if os.path.lexists(place):
+                    remove_below(folder, place.name)
         staging.files.mkdir(exist_ok=True)
         shutil.rmtree(staging.incoming, ignore_errors=True)
         staging.incoming.mkdir()
@@ -312,34 +338,90 @@ def _refuse(bucket: Bucket, manifest: Manifest, here: Run, options: PullOptions)
 
 
 def _keep_own(target: Path, staging: Staging, manifest: Manifest, options: PullOptions) -> None:
-    """Keeps what only the local run has: its own checkpoints, pages, mirrors. Raises RunError where that means lines,
-    unless forced."""
+    """Keeps what only the local run has: its own checkpoints, pages, mirrors."""
     named = {entry.path for entry in manifest.entries}
-    # Where the run was resumed elsewhere, later local saves have another future; a resume must not take them for its
-    # own.
-    mine, theirs = (read_document(folder).get("segments") or [] for folder in (target, staging.files))
-    firsts = [part.get("first_step") for part in theirs[len(mine) :] if isinstance(part, dict)]
-    branched = min((first for first in firsts if isinstance(first, int)), default=None)
+    branched = _branched(read_document(target), read_document(staging.files))
     for path in walk(target, "", lambda name: not name.endswith(".tmp")):
-        file = target / path
-        if path in named:
-            if not path.endswith(".ndjson") or options.is_forced:
-                continue
-            with (staging.files / path).open("rb") as one, file.open("rb") as other:
-                # A torn last line does not count.
-                is_longer = all(one.readline() == line for line in other if line.endswith(b"\n"))
-            if not is_longer:
-                raise RunError(
-                    f"{file} has lines that {manifest.name} there lacks, notes perhaps; `rung push` them, or add "
-                    "--force, which puts the run here into the trash.",
-                    code="run-newer",
-                )
-        elif path not in (HEARTBEAT, "run.json", ".config.json"):
-            step = step_of(path)
-            is_aside = branched is not None and step is not None and step > branched
+        step = step_of(path)
+        # A resume must not take saves of another future for its own.
+        is_aside = branched is not None and step is not None and step > branched
+        if path in named and not (is_aside and not _is_equal(target / path, staging.files / path)):
+            continue
+        if path not in (HEARTBEAT, "run.json", ".config.json"):
             copy = staging.files / (path.replace("/", "/aside-pulled/", 1) if is_aside else path)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            _link(file, copy)
+            _link(target / path, copy)
+
+
+def _branched(here: Mapping[str, Any], there: Mapping[str, Any]) -> int | None:
+    """The first step that the run there took again, in attempts that are not known here."""
+    mine, theirs = (document.get("segments") or [] for document in (here, there))
+    firsts = [part.get("first_step") for part in theirs[len(mine) :] if isinstance(part, dict)]
+    return min((first for first in firsts if isinstance(first, int)), default=None)
+
+
+def _problem(where: str, here: Run, staging: Staging) -> RunError | None:
+    """Why what was downloaded does not continue the run here, though it has its uid; None where it does."""
+    target, new = here.path, staging.files
+    mine, theirs = read_document(target), read_document(new)
+
+    # Lines: those here are the first of those there.
+    has_more = False
+    for path in walk(target):
+        if not path.endswith(".ndjson") or (path.startswith("tables/") and not (new / path).exists()):
+            continue  # a push may leave tables out
+        lines = (line for line in (target / path).open("rb") if line.endswith(b"\n"))  # a torn last line does not count
+        is_prefix = (new / path).is_file()
+        if is_prefix:
+            with (new / path).open("rb") as file:
+                is_prefix = all(file.readline() == line for line in lines)
+                has_more = has_more or (is_prefix and bool(file.readline()))
+        if not is_prefix:
+            return RunError(
+                f"{target / path} has lines that {where} lacks, notes perhaps; `rung push` them, pull that one with "
+                "--as EXPERIMENT, or add --force, which puts the run here into the trash.",
+                code="run-newer",
+            )
+    has_more = has_more or any(not (target / path).exists() for path in walk(new, "metrics"))
+
+    # What is written once, or by people, who leave a line. An own loop gives its config and its data as it goes.
+    parts = [[part for part in document.get("segments") or [] if isinstance(part, dict)] for document in (mine, theirs)]
+    once = [[(part.get("number"), part.get("started"), part.get("command")) for part in found] for found in parts]
+    wrong = [name for name in ("created", "seed", "recipe") if mine.get(name) != theirs.get(name)]
+    if once[1][: len(once[0])] != once[0]:
+        wrong.append("its attempts")
+    if not has_more:
+        if mine.get("status") not in ("running", theirs.get("status")):
+            wrong.append("status")
+        if mine.get("verdict") and theirs.get("verdict") and mine["verdict"] != theirs["verdict"]:
+            wrong.append("verdict")
+        best = theirs.get("best")
+        if best != mine.get("best"):
+            known = [(row["step"], row["set"], row.get("loss")) for row in Run(new, theirs).evals()]
+            if not isinstance(best, dict) or tuple(best.get(key) for key in ("step", "set", "loss")) not in known:
+                wrong.append("best")
+    files = ["init.json", "env.json", "code.tar.gz"]
+    if mine.get("recipe") != "own loop":
+        files += ["config.yaml", "config.sources.json", "data.json", "definitions.json"]
+    branched = _branched(mine, theirs)
+    for path in walk(target):
+        match = _OF_A_STEP.match(path)
+        is_once = path in files or (match and (branched is None or int(match[1]) <= branched))
+        if is_once and (new / path).exists() and not _is_equal(target / path, new / path):
+            wrong.append(path)
+    if not wrong:
+        return None
+    return RunError(
+        f"{where} says that it is {here.id}, but does not continue it: {', '.join(wrong[:3])} differs; pull it as "
+        f"another run with --as EXPERIMENT, or add --force, which puts {here.id} into the trash.",
+        code="run-differs",
+    )
+
+
+def _is_equal(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return False
+    return one.samefile(other) or sha256(one) == sha256(other)
 
 
 def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None) -> None:
@@ -383,6 +465,14 @@ def _manifest(bucket: Bucket, kind: str, name: str) -> Manifest:
     if found is None:
         message = f"there is no {kind} {name} at {bucket.url}; `rung ls --remote {bucket.url}` lists what is."
         raise RemoteError(message, code="no-item")
+    for entry in found[0].entries:
+        is_hidden = any(part.startswith(".") for part in entry.path.split("/"))
+        if is_hidden or (kind == "run" and not is_known(entry.path)):
+            raise RemoteError(
+                f"{bucket.at(found[0].place)} has the file {entry.path!r}, which no {kind} has; nothing was "
+                "downloaded: have it pushed again with this version of rung, which leaves that out.",
+                code="foreign-file",
+            )
     return found[0]
 
 

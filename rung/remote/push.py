@@ -21,6 +21,7 @@ from rung.errors import UserError
 from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
 from rung.remote.snapshot import Snapshot, SourceChanged, lacking, position_of, snapshot_run
+from rung.runs.paths import is_known
 from rung.runs.query import Run
 from rung.runs.record import read_document, utc_now
 
@@ -38,6 +39,7 @@ class PushResult:
     sent_bytes: int = 0
     num_removed: int = 0
     left: str = ""  # what could not be removed
+    left_out: tuple[str, ...] = ()  # files in the folder that no run has, and that were not sent
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
     # All that is sent, and what is there and stays.
     here = {entry.path for entry in snapshot.entries}
     kept = there.entries if there is not None and there.uid == snapshot.uid else ()
-    entries = [*snapshot.entries, *(entry for entry in kept if entry.path not in here and snapshot.stays(entry))]
+    entries = [*snapshot.entries, *(entry for entry in kept if entry.path not in here and _may_stay(snapshot, entry))]
     manifest = Manifest(
         snapshot.kind, snapshot.name, snapshot.uid, tuple(sorted(entries, key=attrgetter("path"))), snapshot.document,
         created=utc_now(), push=uuid.uuid4().hex,
@@ -98,8 +100,9 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
     before = bucket.sizes(f"{manifest.place}/files")
     missing = [entry for entry in snapshot.entries if before.get(manifest.key(entry)) != entry.bytes]
     done = PushResult(
-        snapshot.kind, snapshot.name, bucket.at(manifest.place), len(manifest.entries), manifest.num_bytes
-    )
+        snapshot.kind, snapshot.name, bucket.at(manifest.place), len(manifest.entries), manifest.num_bytes,
+        left_out=snapshot.left_out,
+    )  # fmt: skip
     is_same = there is not None and there.uid == manifest.uid and {*there.entries} == {*manifest.entries}
     if is_same and not missing and not options.is_verified:
         return done
@@ -220,6 +223,10 @@ def _send(
         bucket.send(manifest.key(entry), counted, entry.bytes)
 
     in_parallel(send, large_first)
+
+
+def _may_stay(snapshot: Snapshot, entry: FileEntry) -> bool:
+    return snapshot.stays(entry) and (snapshot.kind != "run" or is_known(entry.path))
 
 
 def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:

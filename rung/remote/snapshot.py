@@ -25,6 +25,7 @@ from rung.remote.manifest import FileEntry
 from rung.runs.files import read_json, reason
 from rung.runs.marks import BEST, PINNED, read_mark, save_folder, saved_steps
 from rung.runs.metrics import last_row_of
+from rung.runs.paths import inside, is_known, walk
 from rung.runs.process import HEARTBEAT
 from rung.runs.query import Run
 from rung.runs.record import named_by_folder
@@ -53,6 +54,7 @@ class Snapshot:
     document: Mapping[str, Any] = field(default_factory=dict)
     # Which files that are there already, and not in this snapshot, stay.
     stays: Callable[[FileEntry], bool] = lambda entry: False
+    left_out: tuple[str, ...] = ()  # files of the folder that no run has
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Yields the bytes of a file; raises SourceChanged before the end if they are not those of the entry."""
@@ -87,7 +89,8 @@ def snapshot_data(name: str, path: Path, fingerprint: str, manifest: Mapping[str
     entries.append(FileEntry(own.name, own.stat().st_size, sha256(own)))
     info = manifest.get("info") or {}
     document = {"kind": manifest.get("kind"), "records": manifest.get("records"), "summary": info.get("summary")}
-    return Snapshot("data", name, fingerprint, tuple(entries), {e.path: path / e.path for e in entries}, document)
+    sources = {entry.path: inside(path, entry.path) for entry in entries}
+    return Snapshot("data", name, fingerprint, tuple(entries), sources, document)
 
 
 @contextlib.contextmanager
@@ -106,8 +109,8 @@ def snapshot_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = (
             steps = [step for step in saved if (checkpoints == "all" or step in wanted) and found.save(step)]
             if checkpoints == "all":
                 found.below("checkpoints", lambda path: path.startswith("checkpoints/aside-"))
-            left_out = {"run.json", "checkpoints", *without}
-            found.below("", lambda path: path.split("/")[0] not in left_out)
+            skipped = {"run.json", "checkpoints", *without}
+            found.below("", lambda path: path.split("/")[0] not in skipped)
             for mark in (BEST, PINNED):
                 found.add(f"checkpoints/{mark}")
 
@@ -144,7 +147,8 @@ def snapshot_run(run: Run, checkpoints: str = "kept", without: Sequence[str] = (
             is_later = not here or step > here[-1]
             return checkpoints == "none" or (step not in here and (checkpoints == "all" or step in marked or is_later))
 
-        yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays)
+        yield Snapshot("run", run.id, uid_of(run.document), tuple(found.entries), found.sources, document, stays,
+                       tuple(found.left_out))  # fmt: skip
 
 
 def uid_of(document: Mapping[str, Any]) -> str:
@@ -177,6 +181,7 @@ class _Files:
         self.path, self.stage, self._numbers = path, stage, itertools.count()
         self.entries: list[FileEntry] = []
         self.sources: dict[str, Path] = {}
+        self.left_out: list[str] = []  # what no run has, and no pull would take
 
     def save(self, step: int) -> bool:
         """Adds a checkpoint, as its manifest lists it; False if it has been removed meanwhile."""
@@ -203,8 +208,12 @@ class _Files:
     def below(self, top: str, is_wanted: Callable[[str], bool]) -> None:
         """Adds every file below a folder of the run, except derived and unfinished ones and the heartbeat."""
         for path in sorted(walk(self.path, top, lambda name: not name.startswith("."))):
-            if is_wanted(path) and path != HEARTBEAT and not path.startswith("metrics/columns/"):
-                self.add(path)
+            if not is_wanted(path) or path == HEARTBEAT or path.startswith("metrics/columns/"):
+                continue
+            if not is_known(path) and inside(self.path, path).is_file():
+                self.left_out.append(path)
+                continue
+            self.add(path)
 
     def add(self, path: str) -> None:
         """Adds a file, unless it has been removed."""
@@ -227,7 +236,7 @@ class _Files:
 
     def _take(self, path: str, num_bytes: int | None = None, digest: str | None = None) -> None:
         """Links the file as it is now into the stage, and lists it with its size and hash."""
-        source = self.path / path
+        source = inside(self.path, path)
         if not source.is_file():  # gone, or a pipe, which nobody would ever have read to its end
             raise FileNotFoundError(path)
         if self.stage is not None:
@@ -258,21 +267,6 @@ def _stage(path: Path) -> Iterator[Path | None]:
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-def walk(root: Path, top: str, is_seen: Callable[[str], bool]) -> Iterator[str]:
-    """Paths of files below `top`, relative to the root, without names that `is_seen` refuses; follows links, and enters
-    each folder once."""
-    known: set[str] = set()
-    for folder, folders, files in os.walk(root / top, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in known:
-            folders.clear()
-            continue
-        known.add(real)
-        folders[:] = filter(is_seen, folders)
-        for name in filter(is_seen, files):
-            yield Path(folder, name).relative_to(root).as_posix()
 
 
 def _whole_lines(file: Path) -> int:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
+import stat
 import sys
 import uuid
 import zlib
@@ -41,6 +43,7 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in all
 _VERSION = 1
 _SMALL_BYTES = 8 << 20  # of text: read in a tenth of a second
 _CHUNK_ROWS = 4096
+_MARK = re.compile(r"[0-9a-f]{12}")
 _EXACT = 2**53  # whole numbers up to here are floats without loss
 
 
@@ -109,6 +112,8 @@ def current(folder: Path, progress: Progress | None = None) -> Index:
         return index
     if not parts:
         return Index(_VERSION, sys.byteorder, None, [], 0, 0, {})
+    if out.is_symlink() or folder.is_symlink():  # not made here: what lies there is not ours
+        return _make(folder, None, None, progress)
     try:
         out.mkdir(exist_ok=True)
         with locked(out) as is_alone:
@@ -409,18 +414,28 @@ def _is_extension(index: Index, parts: Sequence[Part], folder: Path) -> bool:
 def _load(out: Path) -> Index | None:
     """The index, if it is of this version and its files are as long as it says."""
     try:
+        if out.is_symlink() or not _is_plain(out / "index.json"):
+            return None
         data = (out / "index.json").read_bytes()
         # Turning names of NaN back walks over every value, which takes most of the time of a listing by a metric.
         has_names = b'NaN"' in data or b'Infinity"' in data
         index = msgspec.convert(from_json(data), Index) if has_names else _DECODER.decode(data)
         if index.version != _VERSION or index.order != sys.byteorder:
             return None
+        if index.mark is not None and not _MARK.fullmatch(index.mark):
+            return None
+        files = {out / f"{index.mark}.{name}": num_bytes for name, num_bytes in _sizes(index).items()}
         is_whole = index.mark is None or all(
-            (out / f"{index.mark}.{name}").stat().st_size >= num_bytes for name, num_bytes in _sizes(index).items()
+            _is_plain(file) and file.stat().st_size >= num_bytes for file, num_bytes in files.items()
         )
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return None
     return index if is_whole else None
+
+
+def _is_plain(file: Path) -> bool:
+    """Whether it is a file of ours, and no link to one that may lie anywhere."""
+    return stat.S_ISREG(file.lstat().st_mode)
 
 
 def _sizes(index: Index) -> dict[str, int]:

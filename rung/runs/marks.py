@@ -14,6 +14,7 @@ from rung.errors import CheckpointError, RunError
 from rung.files import write_whole
 from rung.runs.files import locked, writing
 from rung.runs.maintenance.disk import bytes_below
+from rung.runs.paths import check_file, refuse_link
 
 BEST, PINNED = "best", "pinned"
 
@@ -32,6 +33,9 @@ def saved_steps(folder: Path) -> list[int]:
     """Steps that have a whole save, oldest first."""
     if not folder.is_dir():
         return []
+    for path in folder.iterdir():
+        if path.is_symlink():
+            refuse_link(folder.parent, path)
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and (p / "manifest.json").is_file())
 
 
@@ -41,6 +45,7 @@ def save_folder(folder: Path, step: int) -> Path:
 
 def read_mark(folder: Path, name: str) -> list[int]:
     file = folder / name
+    check_file(folder.parent, file)
     try:
         return [int(line) for line in file.read_text().split()] if file.is_file() else []
     except ValueError:

@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rung.runs.files import NON_FINITE, LineFile, from_json, name_of, read_lines, to_json
+from rung.runs.paths import check_file
 
 Number = float | int
 _SEGMENT = re.compile(r"^(\d+)\.ndjson$")
@@ -82,12 +83,14 @@ class Faults:
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """Number and path of each segment, in order."""
+    """Number and path of each segment, in order; RunError where one is a link out of the run, or no file."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = [(int(match[1]), folder / match[0]) for match in map(_SEGMENT.match, names) if match]
+    for _, path in found:
+        check_file(folder.parent, path)
     return sorted(found)
 
 
@@ -236,6 +239,7 @@ class TablesWriter:
     def add(self, kind: str, step: int, names: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
         if self._file is None:  # most short runs have none
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            check_file(self._path.parents[1], self._path)
             self._file = LineFile(self._path)
         if self._names.get(kind) != list(names):
             self._names[kind] = list(names)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.files import write_whole
+from rung.runs.paths import outside_of_runs
 
 UNTRACKED_BYTES = 20_000_000  # one untracked file
 _UNTRACKED_TOTAL_BYTES = 200_000_000
@@ -39,7 +40,16 @@ _NUM_LISTED = 200
 _GIT_TIMEOUT_S = 60.0
 _SMI_TIMEOUT_S = 5.0
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "credentials.json")
-_QUIET = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.safecrlf=false")
+_QUIET = (
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.safecrlf=false", "gc.auto=0",
+    "core.sshCommand=false", "core.pager=cat",
+)  # fmt: skip
+# Where commits are only read, and the repository's own settings may be anybody's: nothing of them starts a program, and
+# what is missing is not fetched. (The last is for git before 2.45, which does not know GIT_NO_LAZY_FETCH.)
+_READING = {
+    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_PAGER": "cat", "GIT_ALLOW_PROTOCOL": "none",
+}  # fmt: skip
 _SOURCE_SUFFIXES = frozenset(
     {".py", ".pyi", ".pyx", ".ipynb", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".md", ".rst", ".txt", ".sh"}
     | {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".js", ".ts", ".html", ".css", ".sql", ".lock"}
@@ -84,6 +94,7 @@ class WorkingTree:
 
     def __init__(self, top: Path) -> None:
         self.top = top
+        self.checkout: Path | None = None  # of a repository that is only read
         # A git hook or an editor may have pointed these elsewhere.
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         self.env |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -93,8 +104,8 @@ class WorkingTree:
     @classmethod
     def find(cls, folder: Path) -> WorkingTree | None:
         """The checkout that holds `folder`, unless there is none or it ignores the folder."""
-        if shutil.which("git") is None:
-            return None
+        if shutil.which("git") is None or outside_of_runs(folder) != folder.resolve():
+            return None  # also what lies in a run, whose settings may be anybody's
         here = cls(folder.resolve())
         found = here.git("rev-parse", "--show-toplevel", check=False)
         if found.returncode != 0:
@@ -106,6 +117,38 @@ class WorkingTree:
         inside = tree._inside([folder])
         is_ignored = inside and tree.git("check-ignore", "-q", f"{inside[0]}/", check=False).returncode == 0
         return None if is_ignored else tree
+
+    @classmethod
+    def to_read(cls, folder: Path) -> WorkingTree | None:
+        """The repository that holds `folder`, for its commits and refs alone; never one that came with a run.
+
+        It is looked for from outside of all runs. It has no work tree and no index: an attribute there could call a
+        source file binary and hide it.
+        """
+        if shutil.which("git") is None:
+            return None
+        here = cls(outside_of_runs(folder))
+        here.env |= _READING
+        where = here.git("rev-parse", "--absolute-git-dir", check=False)
+        if b"dubious ownership" in where.stderr:  # the user may have said that it is safe
+            asked = cls(Path(os.sep)).git("config", "--global", "--get-all", "safe.directory", check=False).stdout
+            safe = os.fsdecode(asked).splitlines()
+            here.env |= {"GIT_CONFIG_COUNT": str(len(safe))}
+            for number, value in enumerate(safe):
+                here.env |= {f"GIT_CONFIG_KEY_{number}": "safe.directory", f"GIT_CONFIG_VALUE_{number}": value}
+            where = here.git("rev-parse", "--absolute-git-dir", check=False)
+        if where.returncode != 0:
+            return None
+        git_dir = Path(os.fsdecode(where.stdout).rstrip("\n"))
+        top = os.fsdecode(here.git("rev-parse", "--show-toplevel", check=False).stdout).rstrip("\n")
+        tree = cls(git_dir)
+        tree.checkout = Path(top) if top else None
+        tree.env |= here.env | {
+            "GIT_DIR": str(git_dir),
+            "GIT_WORK_TREE": str(git_dir),
+            "GIT_INDEX_FILE": str(git_dir / "rung-has-no-index"),
+        }
+        return tree
 
     def git(self, *args: str, stdin: bytes | None = None, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         command = ["git", "-C", str(self.top), *(arg for key in _QUIET for arg in ("-c", key)), *args]

@@ -23,6 +23,7 @@ from rung.errors import CheckpointError, RunError
 from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries
 from rung.runs.files import from_json, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
+from rung.runs.paths import inside, stays
 from rung.runs.process import Liveness
 from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
 from rung.runs.renamed import current_config, current_sources
@@ -172,7 +173,7 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """env.json of the last attempt."""
         parts = self.document.get("segments") or [{}]
-        return self._json(parts[-1].get("env") or "env.json")
+        return self._json(str(parts[-1].get("env") or "env.json"))
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
         """Everything that happened, in order, including what a resume repeated; skips broken lines."""
@@ -273,7 +274,8 @@ class Run:
             return []
 
     def samples(self) -> list[Path]:
-        return [p for folder in _folders(self.path / "samples") for p in sorted(folder.iterdir()) if p.is_file()]
+        there = [p for folder in _folders(self.path / "samples") for p in sorted(folder.iterdir()) if p.is_file()]
+        return [path for path in there if stays(self.path, path)]
 
     def disk_bytes(self) -> int:
         """Bytes of all files below the run, hard links counted once."""
@@ -290,11 +292,11 @@ class Run:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            value = read_json(self.path / name)
+            value = read_json(inside(self.path, name))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {error}.", code="run-damaged") from error
+            raise RunError(f"{self.path}/{name} cannot be read: {error}.", code="run-damaged") from error
         return value if isinstance(value, dict) else {}
 
 

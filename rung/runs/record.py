@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
+from rung.runs import paths
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
@@ -31,6 +32,7 @@ SCHEMA = 1  # raise it when an older reader would misread a run
 STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]*")
+_ID = re.compile(rf"{_NAME.pattern}/[0-9]+")
 COUNTER = ".last"
 
 
@@ -153,7 +155,8 @@ class Record:
     ) -> Record:
         """Continues a run in a new metrics segment; refuses one that is still running.
 
-        The code is kept again, from the folder it was kept from at the start unless another one is named.
+        The code is kept again, of the current folder unless another one is named, if it was at the start. Where it lay
+        then is not asked: whoever made the run wrote that.
         """
         path = path.resolve()
         read_document(path)  # a folder that is no run gets a sentence of its own
@@ -166,9 +169,8 @@ class Record:
             number = max(next_segment(path / "metrics"), len(document["segments"]))
             env_name = f"env.{number}.json"
             write_json(path / env_name, environment(device))
-            root = (document.get("code") or {}).get("root")
-            if code_root is None and root and Path(root).is_dir():
-                code_root = Path(root)
+            if code_root is None and (document.get("code") or {}).get("root"):
+                code_root = Path.cwd()
             name = f"{document.get('uid') or document['id']}.{number}"
             code = _code(path, name, document["id"], path.parent.parent, code_root)
             process, now, row = this_process(), utc_now(), last_row(path / "metrics")
@@ -263,7 +265,7 @@ class Record:
         """Keeps an artifact of state `step` and records an event."""
         if not name or name != os.path.basename(name) or name.startswith("."):
             raise ValueError(f"{name!r} is not a plain file name for a sample")
-        path = self.path / "samples" / f"{step:08d}" / name
+        path = paths.inside(self.path, f"samples/{step:08d}/{name}")
         with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
@@ -291,6 +293,7 @@ def amend(path: Path, **fields: Any) -> dict[str, Any]:
 def read_document(path: Path) -> dict[str, Any]:
     """run.json with the id that its folder gives it; RunError where it is missing, damaged or of a newer rung."""
     file = path / "run.json"
+    paths.check(path)
     try:
         document = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
@@ -311,8 +314,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def read_leniently(path: Path) -> dict[str, Any]:
     """What a run.json says, also one of a newer rung; empty where it is damaged or not there."""
-    with contextlib.suppress(OSError, ValueError):
-        document = read_json(path / "run.json")
+    with contextlib.suppress(OSError, ValueError, RunError):
+        document = read_json(paths.inside(path, "run.json"))
         return named_by_folder(document, path) if isinstance(document, dict) else {}
     return {}
 
@@ -327,6 +330,8 @@ def named_by_folder(document: dict[str, Any], path: Path) -> dict[str, Any]:
     experiment = os.path.basename(folder)
     recorded, here = document.get("id"), f"{experiment}/{number}"
     is_in_runs = _NUMBER.fullmatch(number) and _NAME.fullmatch(experiment)
+    if not is_in_runs and isinstance(recorded, str) and not _ID.fullmatch(recorded):  # folders are named after it
+        return {**document, "id": f"{re.sub('[^A-Za-z0-9]+', '-', number).strip('-') or 'run'}/1"}
     if here == recorded or not isinstance(recorded, str) or not is_in_runs:
         return document
     known = former_ids(document)

@@ -32,6 +32,7 @@ from rung.engine.state import Progress, State
 from rung.errors import CheckpointError
 from rung.random import Draw
 from rung.runs.files import floats_again, read_json
+from rung.runs.paths import inside
 from rung.script import pytree
 
 MOST_OTHERS = 64 << 20  # bytes of other batches that go into a capture
@@ -201,8 +202,8 @@ def read(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimize
 def _read_first_format(path: Path) -> tuple[list[MicroInputs], list[list[Any]], dict[str, Any]]:
     """Captures of scripts used to have capture.json, and step.pt with plain containers of tensors."""
     try:
-        facts = floats_again(read_json(path / "capture.json"))
-        stored = torch.load(path / "step.pt", map_location="cpu", weights_only=True)
+        facts = floats_again(read_json(inside(path, "capture.json")))
+        stored = torch.load(inside(path, "step.pt"), map_location="cpu", weights_only=True)
     except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"the capture {path} is damaged: {' '.join(str(error).split())[:200]}", code="capture-damaged"

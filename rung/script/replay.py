@@ -31,6 +31,9 @@ from rung.forensics.verdict import Verdict
 from rung.random import Draw
 from rung.recipe import Batch, Loss
 from rung.runs.files import read_json
+from rung.runs.paths import inside
+from rung.runs.query import root_of
+from rung.runs.trust import check_file
 from rung.script import pytree
 from rung.script.capture import Generators, StepInputs, micro_of, objective_of, rates, read
 
@@ -65,9 +68,11 @@ def replay_run(run: Run, step: int | None, build: str | None, report: Report) ->
             code="no-capture",
         )
     path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"
-    old = path / "capture.json"
+    old = inside(path, "capture.json")
     facts = read_json(old) if old.is_file() else files.read(path).facts[0]
-    build = build or facts.get("build")
+    if build is None and isinstance(recorded := facts.get("build"), str):
+        check_file(Path(recorded.rpartition(":")[0]), run, root_of())
+        build = recorded
     if not build:
         raise RunError(
             f"{run.id} was trained by a script, and rung cannot build its model by itself. Write a function that "

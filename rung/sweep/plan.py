@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ class SweepFile:
 
 
 _FIELDS = ("name", "recipe", "experiment", "eval_split", "retries", "ranks", "launch", "metric", "search", "why")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # a file is named after it
 _FREE = ("set", "grid", "points", "search", "launch")  # may hold ${references}, which are the recipe's business
 
 
@@ -189,6 +191,11 @@ def load(folder: Path, with_retired: bool = False) -> Sweep:
     kept = _document(folder)
     try:
         points = [one for one in kept["points"] if with_retired or not one.get("retired")]
+        for one in points:  # sweep.json may have come from elsewhere, and these become a command and names of files
+            if not _KEY.fullmatch(one["key"]) or not _are_overrides(one["words"]):
+                raise TypeError(f"the point {one['key']!r} is none that a plan makes")
+        if not _are_overrides(kept["words"]):
+            raise TypeError(f"the words {kept['words']!r} are none of a plan")
         return Sweep(
             folder=folder,
             runs=folder.parent.parent,
@@ -201,6 +208,18 @@ def load(folder: Path, with_retired: bool = False) -> Sweep:
     except (KeyError, TypeError, AttributeError) as error:
         message = f"{folder / 'sweep.json'} is damaged: {error!r}; start the sweep again from its file."
         raise RunError(message, code="sweep-damaged") from None
+
+
+def _are_overrides(words: Sequence[str]) -> bool:
+    """Whether words are key=value, or options that a plan gives: a config file, the base and the tag of an A/B."""
+    rest = iter(words)
+    for word in rest:
+        if word in ("-c", "--from", "--tag"):
+            if next(rest, "-").startswith("-"):
+                return False
+        elif word.startswith("-") or "=" not in word:
+            return False
+    return True
 
 
 def find_sweep(name: str, runs: Path) -> Sweep:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from rung.errors import RunError, UserError
 from rung.runs.files import floats_again, refused
 from rung.runs.metrics import numbers, read_rows
+from rung.runs.paths import inside
 from rung.runs.query import Run, ref
 from rung.runs.record import append_event
 from rung.text import one_line
@@ -147,6 +148,7 @@ def require(kind: str) -> None:
 def open_mirror(kind: str, run_folder: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> Mirror:
     """A mirror for Record.follow: kind is wandb or tensorboard, document the run.json, config the resolved tree."""
     require(kind)
+    inside(run_folder, f"mirror/{kind}")  # or it would be written where a link leads
     sink = sink_for(kind, run_folder / "mirror", document, config)
     return Mirror(kind, sink, run_folder, str(document["id"]))
 
@@ -170,7 +172,7 @@ def display_path(path: Path) -> str:
 def replay(kind: str, run: Run) -> tuple[Sink, int]:
     """Writes the whole mirror of a run again, in place of what was there; returns it and the number of rows."""
     require(kind)
-    folder = run.path / "mirror"
+    folder = inside(run.path, f"mirror/{kind}").parent
     if run.status == "running" and (folder / kind).exists():
         raise RunError(
             f"{run.id} is running and may be writing {folder / kind} itself; mirror it again when it has ended.",

@@ -24,5 +24,8 @@ def make(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return made.make_repo(tmp_path / "repo")
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is: git is asked in no folder that a run names."""
+    folder = made.make_repo(tmp_path / "repo")
+    monkeypatch.chdir(folder)
+    return folder

@@ -16,7 +16,7 @@ from rung.compare.code import ChangedFile, Snapshot, compared, diff
 from rung.runs.provenance import pack
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, amend
-from tests.compare.made import git, make_repo
+from tests.compare.made import git, make_repo, make_run
 
 Make = Callable[..., Run]
 
@@ -105,17 +105,19 @@ def test_a_repository_that_is_not_at_hand(
         assert [file.path for file in diff(a, b).files] == ["model.py"]
 
 
-def test_two_repositories_that_share_nothing(make: Make, tmp_path: Path) -> None:
+def test_two_repositories_that_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = make_repo(tmp_path / "one"), make_repo(tmp_path / "other", {"model.py": "WIDTH = 1\nDEPTH = 2\n"})
-    found = diff(make(code_root=one), make(code_root=other))
+    monkeypatch.chdir(other)
+    found = diff(make_run(one / "runs", code_root=one), make_run(tmp_path / "runs", code_root=other))
     assert found.files == [ChangedFile("M", "model.py", 1, 1)]
     assert "-WIDTH = 32\n+WIDTH = 1\n" in found.patch
 
 
-def test_two_clones_are_compared_from_the_top(make: Make, tmp_path: Path) -> None:
+def test_two_clones_are_compared_from_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"sub/train.py": "import lib\n", "lib.py": "x = 1\n"}
     one, other = make_repo(tmp_path / "one", files), make_repo(tmp_path / "other", {**files, "lib.py": "x = 2\n"})
-    found = diff(make(code_root=one / "sub"), make(code_root=other / "sub"))
+    monkeypatch.chdir(other / "sub")
+    found = diff(make_run(one / "runs", code_root=one / "sub"), make_run(tmp_path / "runs", code_root=other / "sub"))
     assert [file.path for file in found.files] == ["lib.py"]
 
 
@@ -154,8 +156,9 @@ def test_archives_are_compared_by_file(make: Make, tmp_path: Path) -> None:
     assert diff(a, a).files == []
 
 
-def test_a_commit_against_an_archive(make: Make, tmp_path: Path) -> None:
+def test_a_commit_against_an_archive(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = make_repo(tmp_path / "repo", {"sub/train.py": "lr = 1\n", "sub/same.py": "x\n", "sub/data.csv": "1\n"})
+    monkeypatch.chdir(repo)
     a = make(code_root=repo / "sub")
     folder = tmp_path / "copy"
     shutil.copytree(repo / "sub", folder)

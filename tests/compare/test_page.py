@@ -138,9 +138,12 @@ def test_the_page_has_its_parts_in_order(child: Run) -> None:
     assert "rung train piano" in page
 
 
-def test_a_repository_that_is_not_at_hand(child: Run, repo: Path, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_at_hand(
+    child: Run, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on the machine of a colleague who was sent the folder."""
     repo.rename(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
     page = page_of(open_run(child.path, child.path.parent.parent))
     assert "no known repository has" in page
     assert "confounder (code)" in page

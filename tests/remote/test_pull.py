@@ -287,7 +287,7 @@ def test_a_verdict_that_only_we_have_stays(place: str, tmp_path: Path, monkeypat
     assert [event["text"] for event in run.events("note")] == ["later"]
 
 
-def test_folders_that_lie_on_another_disk_are_kept(place: str, tmp_path: Path) -> None:
+def test_a_run_with_a_link_out_of_it_is_left_alone(place: str, tmp_path: Path) -> None:
     bucket, root = pushed(place, tmp_path / "ours"), tmp_path / "back"
     pull_run(bucket, "piano/1", root)
     (root / "piano/1/checkpoints").rename(tmp_path / "disk")
@@ -295,8 +295,12 @@ def test_folders_that_lie_on_another_disk_are_kept(place: str, tmp_path: Path) -
     save(root / "piano/1", 15)
     append_event(tmp_path / "ours/piano/1", "note", text="later")
     push_run(bucket, tmp_path / "ours/piano/1", "all")
-    pull_run(bucket, "piano/1", root)
-    assert [int(name) for name in open_run("piano/1", root).checkpoints()] == [10, 15, 20]
+    before = contents(tmp_path / "disk")
+    for force in (False, True):
+        with raises_code("leads-out") as caught:
+            pull_run(bucket, "piano/1", root, PullOptions(is_forced=force))
+        assert str(root / "piano/1/checkpoints") in str(caught.value)
+    assert contents(tmp_path / "disk") == before
 
 
 def test_saves_of_another_future_are_set_aside(place: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def git(folder: Path, *args: str) -> str:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A commit, a staged change, an unstaged one, untracked and ignored files, and a runs folder."""
     folder = tmp_path / "repo"
     folder.mkdir()
@@ -37,6 +37,7 @@ def repo(tmp_path: Path) -> Path:
         (folder / name).write_text(text)
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.chdir(folder)
     (folder / "a.py").write_text("a = 2\n")
     git(folder, "add", "a.py")
     (folder / "a.py").write_text("a = 3\n")
@@ -231,13 +232,16 @@ def test_a_run_and_its_resume_keep_their_own_code(repo: Path, start: Start) -> N
     assert not [name for name in files(repo, refs[1]) if name.startswith("runs/")]
 
 
-def test_outside_git_a_resume_leaves_the_first_archive_alone(tmp_path: Path, start: Start) -> None:
+def test_outside_git_a_resume_leaves_the_first_archive_alone(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()
     script.write_text("lr = 1\n")
     record = start(code_root=script.parent)
     record.finish("stopped")
     script.write_text("lr = 2\n")
+    monkeypatch.chdir(script.parent)
     again = Record.reopen(record.path, command=["rung", "resume"])
     again.finish("finished")
     run = open_run("piano", tmp_path / "runs")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE, curve_of, evals, evals_of, is_lower_better, main_metric, mapping
 from rung.runs.files import from_json, read_json, read_lines, to_json
+from rung.runs.paths import inside, stays
 from rung.runs.query import Run
 
 MEAN_OF_GROUPS = "mean_of_groups"
@@ -70,13 +71,16 @@ def split_metrics(run: Run) -> list[str]:
 
 
 def _splits(run: Run) -> list[str]:
-    return list(dict.fromkeys(path.name.rpartition("-")[0] for path in sorted((run.path / "evals").glob("*-*.json"))))
+    files = [path for path in sorted((run.path / "evals").glob("*-*.json")) if stays(run.path, path)]
+    return list(dict.fromkeys(path.name.rpartition("-")[0] for path in files))
 
 
 def split_eval(run: Run, split: str) -> dict[str, Any] | None:
     """The figures of the latest eval of a split with weights of the run itself; None where there is none."""
     found: list[tuple[int, dict[str, Any]]] = []
     for path in sorted((run.path / "evals").glob(f"{glob.escape(split)}-*.json")):
+        if not stays(run.path, path):
+            continue
         try:
             document = read_json(path)
             sets = document["sets"]
@@ -109,7 +113,8 @@ def reading(run: Run, metric: str, from_split: bool) -> Reading | None:
 
     # A name for what was evaluated: where each row lies, how many targets they have, what is counted.
     places: dict[str, list[bytes]] = {}
-    for line in read_lines(figures["path"].with_suffix(".windows.jsonl")):
+    windows = inside(run.path, f"evals/{figures['path'].stem}.windows.jsonl")
+    for line in read_lines(windows):
         try:
             row = mapping(from_json(line))
         except ValueError:

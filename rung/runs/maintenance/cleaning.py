@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from rung.runs.files import locked, reason, writing
 from rung.runs.maintenance.disk import freed_bytes, newest
 from rung.runs.maintenance.selection import all_states
 from rung.runs.maintenance.trash import GONE, RUN, TRASH, entries, initial_weights, is_inside, manifests_below, trashed
+from rung.runs.paths import check, remove
 from rung.runs.provenance import SnapshotError, WorkingTree
 from rung.runs.query import experiments, numbers_in
 from rung.runs.record import read_leniently
@@ -86,16 +86,24 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
         stay += [(one.run, read_leniently(one.run)) for one in there if one not in old]
         kept = {ref.ref for _, document in stay for ref in refs_of(document)}
         named = {ref for item in plan.items for ref in refs_of(read_leniently(item.path / RUN))}
-        plan.refs = sorted(ref for refs in _present(named).values() for ref in refs if ref.ref not in kept)
+        plan.refs = sorted(ref for _, refs in _present(named, root) for ref in refs if ref.ref not in kept)
 
         began = [initial_weights(path, document) for path, document in stay] if aside else []
         for state in states:
             if state.liveness.word in ("running", "silent"):
                 plan.kept.append(f"{state.id} was not looked at: {state.liveness.word}, {state.liveness.text}")
                 continue
+            try:
+                check(state.path)
+                if state.path.is_symlink() or state.path.parent.is_symlink():
+                    plan.kept.append(f"{state.id} was not looked at: a link leads to it; name its own runs folder")
+                    continue
+            except RunError as error:
+                plan.kept.append(str(error))
+                continue
             plan.items += _parts(state.path, state.id)
             for path in sorted((state.path / "checkpoints").glob("aside-*")) if aside else ():
-                if not path.is_dir() or newest(path) > before:
+                if path.is_symlink() or not path.is_dir() or newest(path) > before:
                     continue
                 # Those that a run began with stay, known by what it loaded or by its name for it.
                 manifests = manifests_below(path)
@@ -106,15 +114,16 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
                     plan.items.append(_item("aside", path, f"{state.id} {path.name}"))
             if copies:
                 made = [state.path / name for name in _COPIES]
-                plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made if path.exists()]
-        for folder in (root, *(root / name for name in experiments(root))):
+                plan.items += [_item("copies", p, f"{state.id} {p.name}") for p in made if os.path.lexists(p)]
+        own = [name for name in experiments(root) if not (root / name).is_symlink()]
+        for folder in (root, *(root / name for name in own)):
             plan.items += _parts(folder, folder.name, is_deep=False)
 
         # A start that was killed has written what is known before step 0; where there is more, it was a run.
-        for experiment in experiments(root):
+        for experiment in own:
             for number in numbers_in(root / experiment):
                 path = root / experiment / str(number)
-                if (path / "run.json").exists():
+                if path.is_symlink() or os.path.lexists(path / "run.json"):
                     continue
                 if not all(_OF_A_START.fullmatch(inner.name) for inner in path.iterdir()):
                     plan.kept.append(f"{path} has no run.json but holds more than a start writes; look into it")
@@ -148,20 +157,17 @@ def _delete(plan: Plan) -> Plan:
             item = item._replace(path=apart)
         going.append(item)
     # All refs of a repository go in one transaction.
-    for root, refs in _present(plan.refs).items():
+    for repository, refs in _present(plan.refs, plan.root):
         orders = "".join(f"delete {ref.ref} {ref.commit}\n" for ref in refs)
         try:
-            WorkingTree(Path(root)).git("update-ref", "--no-deref", "--stdin", stdin=orders.encode())
+            repository.git("update-ref", "--no-deref", "--stdin", stdin=orders.encode())
         except SnapshotError as error:
-            message = f"the snapshots in {root} could not be changed: {error}; try again."
+            message = f"the snapshots in {repository.top} could not be changed: {error}; try again."
             raise RunError(message, code="cannot-write") from error
         done.refs += refs
     for item in going:
         try:
-            if item.path.is_dir() and not item.path.is_symlink():
-                shutil.rmtree(item.path)
-            else:
-                item.path.unlink()
+            remove(plan.root, item.path.relative_to(plan.root).as_posix())
         except OSError as error:
             done.kept.append(f"{item.path} could not be deleted: {reason(error)}")
         else:
@@ -184,14 +190,20 @@ def refs_of(document: Mapping[str, Any]) -> set[Ref]:
     return found
 
 
-def _present(refs: Collection[Ref]) -> dict[str, list[Ref]]:
-    """Refs that still are what a run.json says, by repository; one that is not at hand is skipped."""
-    found: dict[str, list[Ref]] = {}
-    for root in dict.fromkeys(ref.root for ref in refs):
-        if not os.path.isdir(root) or not shutil.which("git"):
-            continue
+def _present(refs: Collection[Ref], root: Path) -> list[tuple[WorkingTree, list[Ref]]]:
+    """Refs that still are what a run.json says, by repository: that of the current folder, and that around the runs.
+
+    Another one, which a run.json names, is left alone: whoever made the run wrote that.
+    """
+    found: dict[Path, tuple[WorkingTree, list[Ref]]] = {}
+    for folder in (root.resolve().parent, Path.cwd()) if refs else ():
         with contextlib.suppress(SnapshotError, OSError):
-            lines = WorkingTree(Path(root)).ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/rung")
+            repository = WorkingTree.to_read(folder)
+            if repository is None or repository.top in found:
+                continue
+            lines = repository.ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/rung")
             there = {tuple(line.split(" ", 1)) for line in lines.splitlines()}
-            found[root] = [ref for ref in refs if ref.root == root and (ref.commit, ref.ref) in there]
-    return {root: present for root, present in found.items() if present}
+            present = [ref for ref in refs if (ref.commit, ref.ref) in there]
+            if present:
+                found[repository.top] = repository, present
+    return list(found.values())

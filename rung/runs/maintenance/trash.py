@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from rung.errors import CheckpointError, RunError
 from rung.files import sha256, sync
+from rung.runs import paths
 from rung.runs.files import locked, read_json, write_json, writing
 from rung.runs.maintenance.selection import ID, RunFolder, RunState, all_states, refuse_running, state_of
 from rung.runs.marks import PINNED, read_mark
@@ -60,7 +61,7 @@ def remove(folders: Sequence[RunFolder], is_forced: bool = False) -> list[Trashe
     for folder in folders:
         done = f"; {', '.join(one.id for one in gone)} went before it" if gone else ""
         with writing(f"{folder.root / TRASH} (for {folder.id}{done})"), locked(folder.root):
-            (folder.root / TRASH).mkdir(exist_ok=True)
+            paths.inside(folder.root, TRASH).mkdir(exist_ok=True)
             # Numbers are not given twice, but a run can come back under its old name and be removed again.
             for number in itertools.count(1):
                 again = f"~{number}" if number > 1 else ""
@@ -112,7 +113,7 @@ def trashed(root: Path) -> list[TrashedRun]:
 def entries(root: Path) -> list[Path]:
     """Every folder of the trash, also what a kill left half-way."""
     try:
-        return sorted(path for path in (root / TRASH).iterdir() if path.is_dir())
+        return sorted(p for p in paths.inside(root, TRASH).iterdir() if p.is_dir() and not p.is_symlink())
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -172,6 +173,8 @@ def manifests_below(folder: Path) -> set[str]:
     """Hashes of the manifests of all checkpoints below a folder."""
     found = set()
     for file in folder.glob("**/manifest.json"):
+        if not paths.stays(folder, file):
+            continue
         with contextlib.suppress(OSError):  # rotated away in the meantime
             found.add(sha256(file))
     return found

@@ -12,6 +12,7 @@ import contextlib
 import io
 import math
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -43,6 +44,13 @@ SIGNAL_DELAY_S = 90
 _WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
 _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _IS_LOST = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED", "GONE")
+
+
+class _Plain(pickle.Unpickler):
+    """Reads tuples, texts and numbers, and nothing that would be executed: the folder of a sweep may be a copy."""
+
+    def find_class(self, module_name: str, name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"{module_name}.{name} is no result of a point")
 
 
 class PointTask:
@@ -164,9 +172,10 @@ class _JobTracker:
         # What submitit leaves at the end: ("success", exit code) or ("error", a traceback).
         outcome: str | None = None
         value: Any = None
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError, pickle.UnpicklingError):
             paths = utils.JobPaths(self._folder, job_id=self._jobs[key], task_id=0)
-            outcome, value = utils.pickle_load(paths.result_pickle)
+            with open(paths.result_pickle, "rb") as file:
+                outcome, value = _Plain(file).load()
         if outcome is None and job.state not in ("CANCELLED", *_IS_LOST):
             since = self._missing_since.setdefault(key, time.monotonic())
             if time.monotonic() - since < LATE_S:

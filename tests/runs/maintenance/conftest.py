@@ -33,11 +33,13 @@ def ended(start: Start) -> Callable[..., Record]:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is: git is asked in no folder that a run names."""
     folder = tmp_path / "repo"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
     (folder / "a.py").write_text("a = 1\n")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.chdir(folder)
     return folder

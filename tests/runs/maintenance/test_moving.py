@@ -101,9 +101,12 @@ def test_moves_that_cannot_be(ended: Start, root: Path, source: str, target: str
     assert sorted(p.name for p in root.iterdir()) == [".trash", "bach", "piano"]
 
 
-def test_a_repository_that_is_not_at_hand(ended: Start, root: Path, repo: Path, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_at_hand(
+    ended: Start, root: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = read_document(ended(code_root=repo).path)["code"]
     os.rename(repo, tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
     moving.move("piano", "bach", root)
     assert read_document(root / "bach/1")["code"] == code
     remove(root, "bach/1")
