@@ -377,7 +377,9 @@ def _weighed(file: ChangedFile, sides: tuple[Ran, Ran], is_notebook: list[bool])
         return note("binary, neither code nor configuration")
     if file.status != "M" and not is_tracked:
         return note(f"neither code nor configuration; only {ids[1] if file.status == 'A' else ids[0]} had it")
-    if any(file.path in names for names in written) or file.path in _written_by_others(sides):
+    if all(file.path in names for names in written):
+        return note("written by both runs themselves")
+    if not is_tracked and file.path in written[0] | written[1] | _written_by_others(sides):
         return note("written while a run ran")
     return file
 

@@ -415,12 +415,13 @@ class Executed:
         for name in wrote:
             path = self._base / name
             with contextlib.suppress(OSError):
-                if os.lstat(path).st_mtime >= self._began and not any(_is_below(path, one) for one in self._exclude):
+                is_excluded = any(_is_below(path, one) for one in self._exclude)
+                if os.lstat(path).st_mtime > self._began + _CLOCK_S and not is_excluded:
                     found.append(name)
         self._document |= {"wrote": sorted(found)[:_NUM_WROTE], "num_wrote": len(found)}
         for path, entry in self._files.items():  # configuration that is also written, as metrics.json is
             with contextlib.suppress(OSError):
-                if entry["how"] == "named" and path.stat().st_mtime >= self._began:
+                if entry["how"] == "named" and path.stat().st_mtime > self._began + _CLOCK_S:
                     entry["is_written"] = True
 
 
