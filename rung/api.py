@@ -170,7 +170,7 @@ def resume(
         raise RunError(
             f"{found.id} is still {found.status_text}; stop it first, or start a new run", code="wrong-state"
         )
-    recipe_of(found)  # first: a script has no saves either, and another remedy
+    recipe_of(found, root)  # first: a script has no saves either, and another remedy
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:
@@ -308,7 +308,7 @@ def load(
 
     root = root_of(runs)
     found = _open(run, root)
-    recipe_of(found)
+    recipe_of(found, root)
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     if at is not None and at not in saves.steps():
         steps = ", ".join(map(str, saves.steps())) or "none"
