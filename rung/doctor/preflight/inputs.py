@@ -198,7 +198,7 @@ def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) 
 
 
 def _scale_fault(stats: ArrayStats, names: Sequence[str]) -> str:
-    """What is wrong with the scale of an array of floats, channel by channel; channels that stand still are not asked."""
+    """What is wrong with the scale of an array of floats, by channel; those that stand still are not asked."""
     means, deviations = stats.mean, stats.std
     asked = np.flatnonzero(~stats.still) if len(means) > 1 else np.arange(len(means))
 
@@ -232,7 +232,7 @@ def _row_faults(stats: ArrayStats) -> Iterator[Result]:
         """Those that are mostly down are rare events, not samples that were lost."""
         return len(np.unique(rows)) <= FEW_VALUES
 
-    is_many = share >= EMPTY and length >= LONG_ROW or share >= MOSTLY_EMPTY and length >= SHORT_ROW
+    is_many = (share >= EMPTY and length >= LONG_ROW) or (share >= MOSTLY_EMPTY and length >= SHORT_ROW)
     if is_many and not is_flags():
         zeros = int((is_empty & (rows[:, 0] == 0)).sum())
         what = "all zero" if zeros == is_empty.sum() else "one value throughout"
