@@ -202,6 +202,8 @@ HEALTHY = {
     "starts at nought": SERIES * (np.arange(12)[:, None] > 0).astype(np.float32),
     "quiet and loud": (RNG.normal(size=(512, 200)) * 10 ** RNG.uniform(-1, 0.5, (512, 1))).astype(np.float32),
     "some silence": (RNG.normal(size=(512, 200)) * (RNG.random((512, 1)) > 0.03)).astype(np.float32),
+    "condition left out": (RNG.normal(size=(512, 30)) * (RNG.random((512, 1)) > 0.15)).astype(np.float32),
+    "texts": RNG.integers(1, 99, (512, 30)) * (RNG.random((512, 1)) > 0.4),
     "mouse": (RNG.normal(size=(512, 2)) * (RNG.random((512, 1)) > 0.9)).astype(np.float32),
 }  # fmt: skip
 SICK = {
@@ -215,7 +217,7 @@ SICK = {
     "3 (mean 99.9": (NOISE + np.array([0, 0, 0, 100, 0, 0])).astype(np.float32),
     "small numbers in most of 10": (RNG.normal(size=(512, 10)) * np.geomspace(1.1e-3, 2e-2, 10)).astype(np.float32),
     "255 of 256 rows": (RNG.normal(size=(512, 8)) * (np.arange(512)[:, None] == 0)).astype(np.float32),
-    "(20%)": (RNG.normal(size=(512, 30)) * (np.arange(512)[:, None] % 5 > 0)).astype(np.float32),
+    "(34%)": (RNG.normal(size=(512, 30)) * (np.arange(512)[:, None] % 3 > 0)).astype(np.float32),
     "copies of one row": np.where(RNG.random((512, 1)) < 0.3, NOISE[:1].repeat(4, 1), RNG.normal(size=(512, 24))),
     "rows of z have a deviation": RNG.normal(size=(512, 64)) * np.where(RNG.random((512, 1)) < 0.1, 32768, 1),
     "step 5 (3)": np.where(np.arange(12)[:, None] == 5, np.round(SERIES.clip(-1, 1)) * 0.3, SERIES),

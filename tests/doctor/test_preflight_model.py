@@ -268,27 +268,107 @@ class Drawn(Tiny):
     """A masked model: which positions are targets is drawn at every step."""
 
     is_causal = False
+    share = 0.3
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         def loss(batch: Batch, draw: Draw) -> Loss:
             losses, targets = losses_of(model, batch["ids"])
-            counts = (draw.noise("mask", (targets.shape[1],)) < 0.3).float()
+            share = self.share if draw.is_eval else 0.3
+            counts = (draw.noise(self.stream_of(draw), (targets.shape[1],)) < share).float()
             return Loss((losses * counts).sum(), counts.sum())
 
         return one_objective(model, loss)
 
+    def stream_of(self, draw: Draw) -> str:
+        return "mask"
 
-def test_targets_that_are_drawn_are_not_compared() -> None:
+
+class DrawnApart(Drawn):
+    def stream_of(self, draw: Draw) -> str:
+        return "mask of evals" if draw.is_eval else "mask"
+
+
+class DrawnMore(DrawnApart):
+    share = 0.5
+
+
+def test_targets_that_are_drawn_are_compared_with_the_same_numbers() -> None:
+    assert one(objective.same_objective, Drawn).level == "pass"
+    assert one(objective.same_objective, DrawnMore).level == "warn"
     with pytest.raises(NotApplicable, match="drawn"):
-        one(objective.same_objective, Drawn)
+        one(objective.same_objective, DrawnApart)
     with pytest.raises(NotApplicable, match="not causal"):
         one(causality.causality, Drawn)
+
+
+class TextDropout(Tiny):
+    """Ids are dropped at random in training, as the inputs of some speech models are."""
+
+    is_sick = False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            ids = batch["ids"]
+            entered = ids[:, :-1]
+            if not draw.is_eval:
+                entered = self.drop(entered, draw)
+            smoothing = 0.2 if self.is_sick and self.is_training(model, draw) else 0.0
+            logits = 9 * model(entered).flatten(0, 1)
+            total = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum", label_smoothing=smoothing)
+            return Loss(total, torch.tensor(float(ids[:, 1:].numel())))
+
+        return one_objective(model, loss)
+
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return torch.where(draw.noise("drop", tuple(ids.shape[1:])) < 0.2, 0, ids)
+
+    def is_training(self, model: nn.Module, draw: Draw) -> bool:
+        return not draw.is_eval
+
+
+class TorchDropout(TextDropout):
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return torch.where(torch.rand(ids.shape) < 0.2, 0, ids)
+
+
+class Turned(TextDropout):
+    """Nothing stills a permutation of ids that begins with another one."""
+
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return (ids + 1 + torch.from_numpy(draw.integers("turn", VOCAB - 1))[:, None]) % VOCAB
+
+
+class ByMode(TextDropout):
+    def is_training(self, model: nn.Module, draw: Draw) -> bool:
+        return model.training
+
+
+@pytest.mark.parametrize("recipe", [TextDropout, TorchDropout, Turned, ByMode])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_noise_of_training_hides_no_other_loss(recipe: type[TextDropout], dropout: float) -> None:
+    sick = type("Sick", (recipe,), {"is_sick": True})
+    key = f"model.dropout={dropout}"
+    assert {r.level for r in ask(objective.same_objective, recipe, key)} <= {"pass", "skip"}
+    assert "warn" in {r.level for r in ask(objective.same_objective, sick, key)}
+
+
+def test_batch_statistics_are_no_other_loss() -> None:
+    assert {r.level for r in ask(objective.same_objective, KeepsStatistics)} == {"pass"}
+
+    class Batched(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.norm = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(32), nn.Unflatten(0, (-1, LENGTH)))  # type: ignore[assignment]
+            return model
+
+    assert {r.level for r in ask(objective.same_objective, Batched)} == {"pass"}
 
 
 class Extra(Tiny):
     """Training adds a term, and says so or not."""
 
-    is_declared, is_noisy = True, False
+    is_declared, is_noisy, times = True, False, 0.5
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         def loss(batch: Batch, draw: Draw) -> Loss:
@@ -297,7 +377,7 @@ class Extra(Tiny):
             parts = {"own": (total, count)}
             if draw.is_eval:
                 return Loss(total, count, parts)
-            more = 0.5 * total.detach() + (10 * draw.noise("more", (1,)).sum() if self.is_noisy else 0.0)
+            more = self.times * total.detach() + (10 * (draw.noise("more", (1,)) - 0.5).sum() if self.is_noisy else 0.0)
             return Loss(total + more, count, parts | ({"more": (more, count)} if self.is_declared else {}))
 
         return one_objective(model, loss)
@@ -308,10 +388,16 @@ class Undeclared(Extra):
 
 
 class Noisy(Extra):
+    """The noise of the term hides that its mean is not nought."""
+
     is_declared, is_noisy = False, True
 
 
-@pytest.mark.parametrize(("recipe", "level"), [(Extra, "pass"), (Undeclared, "warn"), (Noisy, "pass")])
+class Zero(Noisy):
+    times = 0.0
+
+
+@pytest.mark.parametrize(("recipe", "level"), [(Extra, "pass"), (Undeclared, "warn"), (Noisy, "warn"), (Zero, "pass")])
 def test_a_term_that_only_training_has_must_be_declared(recipe: type[Tiny], level: str) -> None:
     assert one(objective.same_objective, recipe).level == level
 

@@ -34,7 +34,9 @@ LEAST_USUAL = 1e-2  # deviation of the middle one of several channels: below it 
 FEW_VALUES = 3  # of a step or a feature whose neighbours have many
 SOME_VALUES = 32
 MOSTLY = 0.99  # of a step's numbers are one: it is padding at an end of the rows, and a fault between others
-EMPTY, MOSTLY_EMPTY = 0.1, 0.5  # share of rows without content, of long rows and of short ones
+COPIED = 0.1  # share of rows that are one row
+EMPTY, MOSTLY_EMPTY = 0.25, 0.5  # share of rows without content, of long rows and of short ones; a condition may be
+EMPTY_IDS = 0.9  # left out of a tenth or a fifth on purpose, and texts may be missing
 LONG_ROW, SHORT_ROW = 16, 4  # numbers in a row; in fewer, zeros come by themselves
 OUTLIER = 1000.0  # times the deviation of the middle row: recordings differ by 100, as 40 dB are
 NUM_NAMED = 6  # channels or steps in a sentence
@@ -232,7 +234,8 @@ def _row_faults(stats: ArrayStats) -> Iterator[Result]:
         """Those that are mostly down are rare events, not samples that were lost."""
         return len(np.unique(rows)) <= FEW_VALUES
 
-    is_many = (share >= EMPTY and length >= LONG_ROW) or (share >= MOSTLY_EMPTY and length >= SHORT_ROW)
+    least = EMPTY_IDS if stats.is_ids else EMPTY if length >= LONG_ROW else MOSTLY_EMPTY
+    is_many = share >= least and length >= SHORT_ROW
     if is_many and not is_flags():
         zeros = int((is_empty & (rows[:, 0] == 0)).sum())
         what = "all zero" if zeros == is_empty.sum() else "one value throughout"
@@ -241,7 +244,7 @@ def _row_faults(stats: ArrayStats) -> Iterator[Result]:
         return
     copies = Counter(hash(row.tobytes()) for row in rows[~is_empty]) if length >= LONG_ROW else Counter[int]()
     most = max(copies.values(), default=0)
-    if most >= max(LEAST_ROWS // 4, EMPTY * len(rows)) and not is_flags():
+    if most >= max(LEAST_ROWS // 4, COPIED * len(rows)) and not is_flags():
         seen = f"{most} of {len(rows)} rows of {name} are copies of one row"
         yield Result("warn", seen, "look at how these rows were read: a placeholder, or one file under many names")
         return
