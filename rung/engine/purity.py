@@ -56,12 +56,12 @@ class Kept:
     @torch.no_grad()
     def __init__(self, state: State) -> None:
         self._state = state
-        model, optimizers = state.model, [(o, x) for o in state.objectives for x in o.optimizers]
+        model, optimizers = state.model, [x for o in state.objectives for x in o.optimizers]
         self._modules = [
             (name, m, dict(m._parameters), dict(m._buffers), dict(m._modules)) for name, m in model.named_modules()
         ]
-        self._groups = [(x, [dict(group) for group in x.param_groups]) for _, x in optimizers]
-        self._states = [(x, {p: dict(values) for p, values in x.state.items()}) for _, x in optimizers]
+        self._groups = [(x, [dict(group) for group in x.param_groups]) for x in optimizers]
+        self._states = [(x, {p: dict(values) for p, values in x.state.items()}) for x in optimizers]
         self._scale = None if state.loss_scale is None else dict(state.loss_scale.state_dict())
         self._globals = random.getstate(), np.random.get_state(), torch.get_default_dtype()
         self._threads, self._matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -85,13 +85,14 @@ class Kept:
         if group:
             self._copies.append((group, _flat(group)))
 
-    def _find(self, optimizers: list[tuple[object, torch.optim.Optimizer]]) -> Iterator[_Kept]:
+    def _find(self, optimizers: list[torch.optim.Optimizer]) -> Iterator[_Kept]:
         seen: set[int] = set()
         names = {id(p): name for name, p in self._state.model.named_parameters()}
 
         def kept(name: str, tensor: object, is_trained: bool, is_told: bool = True) -> Iterator[_Kept]:
-            plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.numel() > 0
-            if plain and id(tensor) not in seen:
+            if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
+                return
+            if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield _Kept(name, tensor, tensor.detach(), is_trained, is_told)
 
@@ -102,7 +103,7 @@ class Kept:
                     yield from kept(dot + own, parameter, parameter.requires_grad)
             for own, buffer in buffers.items():
                 yield from kept(dot + own, buffer, True, own not in module._non_persistent_buffers_set)
-        for _, optimizer in optimizers:
+        for optimizer in optimizers:
             for parameter, values in optimizer.state.items():
                 for own, value in values.items():
                     yield from kept(f"{own} of {names.get(id(parameter), 'a parameter')}", value, True)

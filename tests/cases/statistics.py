@@ -538,7 +538,7 @@ def initial_loss(context: CheckContext) -> Reading:
 
 def initial_logit(context: CheckContext) -> Reading:
     return above(
-        "largest attention logit", max(scale.table(context, "attention", "logit").values()), scale.LARGEST_LOGIT
+        "largest attention logit", max(scale.table(context, "attention", "logit").values()), scale.LARGEST_AT_START
     )
 
 

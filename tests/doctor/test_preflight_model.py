@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from rung.cli.check import command
 from rung.doctor.preflight import batches as in_batches
-from rung.doctor.preflight import causality, checks, cut, numerics, objective, scale
+from rung.doctor.preflight import causality, checks, cut, numerics, objective, pure, scale, trained
 from rung.doctor.preflight.checks import quick, run_checks
 from rung.doctor.preflight.result import Check, CheckContext, NotApplicable, Result, render
 from rung.engine.build import Setup
 from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange
 from rung.engine.state import set_training
 from rung.random import Draw
-from rung.recipe import Batch, Loss, Objective, Recipe, Stream
-from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, losses_of
+from rung.recipe import Batch, Loss, Objective, Recipe, Sample, Stream
+from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, Scaled, losses_of
 from tests.cases.preflight_cases import objective as one_objective
 from tests.cases.running import run_case, setup_of
 from tests.cases.tiny import LENGTH, VOCAB, Gpt, Rows, Tiny, chain
@@ -625,3 +625,135 @@ def test_the_verb_checks_a_run_at_its_last_save(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(run.path), "--runs", str(tmp_path), "--quick"])
     assert done.exit_code == 0, done.output
     assert "the weights are trained" in done.output
+
+
+# What will not be trained, and what is changed by looking
+
+
+class Forgets(Tiny):
+    """The head is in no objective."""
+
+    freezes = False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        assert isinstance(model, Gpt)
+        if self.freezes:
+            model.head.requires_grad_(False)
+        inner = super().objectives(model)[0]
+        return one_objective(nn.ModuleList([model.tokens, model.places, model.blocks, model.norm]), inner.loss)
+
+
+class Freezes(Forgets):
+    freezes = True
+
+
+class Unregistered(Tiny):
+    """A layer in a Python list."""
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        layers = [nn.Linear(VOCAB, VOCAB)]
+
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            ids = batch["ids"]
+            logits = layers[0](model(ids[:, :-1])).flatten(0, 1)
+            return Loss(
+                F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum"), torch.tensor(ids[:, 1:].numel())
+            )
+
+        return one_objective(model, loss)
+
+
+def test_parameters_that_nobody_trains_are_named() -> None:
+    result = one(trained.trained_parameters, Forgets)
+    assert result.level == "warn"
+    assert "head.weight" in result.seen
+    assert one(trained.trained_parameters, Freezes).level == "pass"
+    result = one(trained.trained_parameters, Unregistered)
+    assert (result.level, "32x32" in result.seen) == ("warn", True)
+
+
+class PaddedIds(Tiny):
+    """`padding_idx` is an id of the data; the healthy twin has it at the end of rows alone."""
+
+    is_sick = True
+
+    def streams(self) -> Mapping[str, Stream]:
+        ids = chain(200, 1)
+        if not self.is_sick:
+            ids[ids == 3] = 4
+            ids[:, 25:] = 3
+        return {"train": Rows("padded", ids=ids), "val": Rows("val", ids=ids[:9])}
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        assert isinstance(model, Gpt)
+        model.tokens.padding_idx = 3
+        return model
+
+
+class PaddedTwin(PaddedIds):
+    is_sick = False
+
+
+def test_a_row_that_is_used_and_never_changes_is_named() -> None:
+    result = one(trained.trained_rows, PaddedIds)
+    assert result.level == "warn"
+    assert "id 3 of tokens.weight" in result.seen
+    assert one(trained.trained_rows, PaddedTwin).level == "pass"
+    assert one(trained.trained_rows).level == "pass"
+
+
+class SharpQueries(Scaled):
+    factors = {"qkv": 15.0}
+
+
+def test_attention_that_has_chosen_at_the_start_is_told() -> None:
+    for recipe, level in ((SharpQueries, "warn"), (Tiny, "pass")):
+        result = one(scale.attention, recipe)
+        assert result.level == level, result
+    logit = max(scale.table(CheckContext(setup_of(SharpQueries)), "attention", "logit").values())
+    assert 12 < logit < 50
+
+
+class Casts(Tiny):
+    def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        model.bfloat16().float()
+        return [Sample("a.txt", b"a")]
+
+
+class Measures(Tiny):
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> dict[str, Any]:
+        assert isinstance(model, Gpt)
+        model.head.weight.data.mul_(1.01)
+        return {}
+
+
+@pytest.mark.parametrize(("recipe", "what"), [(Casts, "a sample"), (Measures, "an eval")])
+def test_an_eval_or_a_sample_that_changes_weights_is_named_and_undone(recipe: type[Tiny], what: str) -> None:
+    setup = setup_of(recipe)
+    before = everything(setup)
+    with checks.untouched(setup):
+        result, *_ = pure.evals_and_samples(CheckContext(setup))
+    assert (result.level, result.seen.startswith(what)) == ("warn", True)
+    assert everything(setup) == before
+    assert one(pure.evals_and_samples).level == "pass"
+
+
+def test_what_the_engine_changes_is_said() -> None:
+    class Half(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model().bfloat16()
+            assert isinstance(model, Gpt)
+            model.places.requires_grad_(False)
+            return model
+
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            model.places.float()  # type: ignore[union-attr]
+            return super().objectives(model)
+
+    setup = setup_of(Half)
+    changed = setup.derived["changed"]
+    assert "head.weight" in changed["to float32"]["bfloat16"]
+    assert changed["eval mode"] == ["places"]
+    assert sum("float32 now" in line or "eval mode" in line for line in setup.chosen) == 2
+    assert setup_of(Tiny).derived["changed"] == {"to float32": {}, "eval mode": []}
