@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -33,10 +33,11 @@ from rung.doctor.preflight import (
 )
 from rung.doctor.preflight.result import Check, CheckContext, NotApplicable, Result
 from rung.engine.build import Setup
+from rung.engine.purity import pure as unchanged
 from rung.errors import RecipeError
 
 FILES = (
-    plan, provenance, leakage, numerics, batches, trained, scale, objective, causality, cut, inputs, pure, copies,
+    plan, provenance, leakage, numerics, batches, trained, scale, pure, objective, causality, cut, inputs, copies,
     rehearsal,
 )  # fmt: skip
 QUICK_S = 10.0  # after that the rest of the quick form is skipped: a large model on a slow device
@@ -60,7 +61,11 @@ def run_checks(context: CheckContext, report: Callable[[str, int, int], None] | 
         return {name: parameter._version for name, parameter in context.setup.state.model.named_parameters()}
 
     begun, before = time.monotonic(), versions()
+    kept = ExitStack()  # what a forward or an eval writes into weights is told below, and undone before training
+    kept.enter_context(unchanged(context.setup.state))
     for number, check in enumerate(checks):
+        if check.changes_state:
+            kept.close()
         if report is not None:
             report(check.name, number, len(checks))
         if broken := context.shared.get("broken"):
@@ -89,6 +94,7 @@ def run_checks(context: CheckContext, report: Callable[[str, int, int], None] | 
             remedy = "change parameters through the optimizer only, and keep what a forward pass updates in buffers"
             add("weights stand still", "warn", seen, remedy)
         before = now
+    kept.close()
     return results
 
 

@@ -18,7 +18,7 @@ from rung.random import Draw
 ROWS = 4
 
 
-@check("evals and samples change nothing", "E4")
+@check("evals and samples", "E4")
 def evals_and_samples(context: CheckContext) -> Iterator[Result]:
     """The quick form makes no sample, which may take long."""
     setup, told = context.setup, Changes()

@@ -170,7 +170,9 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
 
     def inputs(self) -> Sequence[Input]:
         levels = [f"memory_{i}" for i in range(len(self.scales))]
-        return [Input("controls", ["controls"]), Input("memory", levels), Input("long_memory", levels[1:])]
+        inputs = [Input("controls", ["controls"]), Input("memory", levels)]
+        # The next frame alone can be made from the last ones; what is older is needed where frames follow own frames.
+        return [*inputs, Input("long_memory", levels[1:])] if self._is_closed else inputs
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
         from rung.recipes.world.pictures import samples
