@@ -23,6 +23,7 @@ class Finding:
     changes: dict[str, Any] = field(default_factory=dict)  # keys that would fix it, for a ready command
     hides: list[str] = field(default_factory=list)  # rules whose findings follow from this one, beyond diagnose.HIDES
     title: str = ""
+    remedy_is_guess: bool = False  # it does not heal the rule's own sick case, or nobody has tried it: it may help
 
     @property
     def rank(self) -> int:
