@@ -435,7 +435,7 @@ class ScriptGuard:
                 where = f"It could not be captured: {said}."
         if tensors := failed.facts.get("tensors"):
             self._log.event("weights_broken", step, tensors=tensors, gradients_finite=True)
-        facts = {"rank": self._world.rank, **failed.facts}
+        facts = {"rank": self._world.rank, "build": bool(self._build), **failed.facts}
         self._log.event("diverged", step, capture=place, why=why, diagnosis=diagnosis, **facts)
         if self._policy == "skip" and self._num_skips < self._most:
             self._num_skips += 1

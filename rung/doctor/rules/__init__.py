@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rung.advice import in_own_words
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 
@@ -37,6 +38,9 @@ class Rule:
             finding.rule, finding.title = self.id, finding.title or self.title
             finding.evidence = [line for line in finding.evidence if line]  # a rule leaves empty what does not apply
             finding.ruled_out = [line for line in finding.ruled_out if line]
+            if history.is_script:  # it has no keys of a recipe, and nothing but its author can start it
+                finding.changes = {}
+                finding.probe, finding.remedy = in_own_words(finding.probe), in_own_words(finding.remedy)
         return findings
 
     def missing(self, history: History) -> str:

@@ -47,7 +47,7 @@ def input_ignored(history: History) -> Iterator[Finding]:
             ],
             ruled_out=["too few rows to tell: the whole interval is below the limit",
                        f"too early to tell: it still holds at step {int(rise.steps[-1])} of {_planned(history)}"],
-            probe=f"`rung data report` shows at which lag {name} explains the data at all",
+            probe=f"correlate {name} with the targets at several lags: at which does it explain the data at all?",
             remedy=f"if {name} explains the data at lag 0, follow it into the model: multiplied by 0, detached, "
             "overwritten, normalised away; if at another lag, shift it; if nowhere, drop it; a run of a few hundred "
             "steps may only be too short",
@@ -98,7 +98,7 @@ def free_running(history: History) -> Iterator[Finding]:
                     else "at every horizon it is better than predicting no change" if still else "",
                 ],
                 ruled_out=[f"one bad eval: the last {IN_A_ROW} agree"],
-                probe="`rung sample` shows where it breaks; if the world itself is chaotic, go by the horizons above",
+                probe="look at a rollout step by step: where does it break? If the world is chaotic, go by the horizons",
                 remedy="train longer, or let the model copy from its last input: it has not learned yet what changes"
                 if learns_nothing
                 else "train on its own outputs (closed loop), add noise to its context, or start with shorter rollouts",

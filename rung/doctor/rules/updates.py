@@ -17,7 +17,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Table
 from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import at, check, replay
+from rung.doctor.rules.lookups import at, check, half_weights, replay
 from rung.doctor.rules.numerics import first_struggle
 
 EMBEDDING = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|tok|tokens?|pos|positions?|positional\w*|places?)([._]|$)")
@@ -105,12 +105,6 @@ def _peak(history: History) -> float:
     """The learning rate: that of the config, else the largest recorded."""
     values = history["lr"].finite.values
     return history.number("lr.learning_rate") or (float(values.max()) if len(values) else 0.0)
-
-
-def half_weights(history: History) -> str:
-    """The type of the weights where it is half of float32; in a recipe trained weights are always float32."""
-    dtype = str(history.derived.get("dtype", ""))
-    return dtype if history.is_script and dtype in ("float16", "bfloat16") else ""
 
 
 def beyond_the_rate(history: History, seen: Matrices | None, since: int = 0) -> Finding | None:
@@ -380,7 +374,7 @@ def not_updating(history: History) -> Finding | None:
         # Nothing was measured because nothing was applied; unless N4 knows why.
         all_skipped = len(skipped) >= 3 and (skipped.values > 0).all() and not history.events_of("diverged")
         if all_skipped and first_struggle(history) is None:
-            how = replay(history, int(skipped.steps[-1]))
+            how, step = replay(history, int(skipped.steps[-1])), int(skipped.steps[-1])
             return Finding(
                 "sick",
                 f"none of {len(skipped)} steps was applied: all were skipped",
@@ -388,8 +382,9 @@ def not_updating(history: History) -> Finding | None:
                 evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
                 ruled_out=["parameters that no optimizer has: no parameter changed at all"],
                 probe=how,
-                remedy=f"find out why steps are skipped with `{how}`: gradients that are not finite, or a loss scale "
-                "that never settles",
+                remedy="find out why steps are skipped: gradients are not finite, or a loss scale never settles"
+                + (f"; `{how}` takes step {step} again" if how else ""),
+                remedy_is_guess=True,
             )
         if 0 < trained < every and "left_out" not in history.derived:
             return Finding(
