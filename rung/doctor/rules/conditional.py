@@ -98,7 +98,7 @@ def free_running(history: History) -> Iterator[Finding]:
                     else "at every horizon it is better than predicting no change" if still else "",
                 ],
                 ruled_out=[f"one bad eval: the last {IN_A_ROW} agree"],
-                probe="look at a rollout step by step: where does it break? If the world is chaotic, go by the horizons",
+                probe="look at a rollout step by step: where does it break? In a chaotic world go by the horizons",
                 remedy="train longer, or let the model copy from its last input: it has not learned yet what changes"
                 if learns_nothing
                 else "train on its own outputs (closed loop), add noise to its context, or start with shorter rollouts",
