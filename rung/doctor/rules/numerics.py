@@ -227,6 +227,8 @@ def nonfinite_weights(history: History) -> Finding | None:
         gradients_finite = bool(np.isfinite(value(history["norm"], step)))
     else:
         return None
+    # The step that was kept is the one that first showed it: this one, or one after it.
+    kept = min((at for at in history.steps_of("diverged") if at >= step), default=step)
     seen = f"the gradient norm of the step is {value(history['norm'], step):g}"
     why = "the gradients were finite: the update broke them" if gradients_finite else "the gradients were not either"
     return Finding(
@@ -244,12 +246,14 @@ def nonfinite_weights(history: History) -> Finding | None:
             if gradients_finite
             else "the optimizer alone: its gradients were not finite"
         ],
-        probe=replay(history, step),
+        probe=replay(history, kept),
         remedy="keep the trained weights in float32 and compute under autocast: eps and squares of gradients do not "
         f"fit {half_weights(history)}"
         if half_weights(history)
-        else "go back to the last save before the step; then check the learning rate, the optimizer's state, lr times "
-        "weight decay, and code that writes into weights",
+        else names_the_cause(
+            history, kept, "what broke them: the learning rate, the optimizer's state, or code that writes into weights"
+        )
+        + "; then go back to a save from before it",
         remedy_is_guess=not half_weights(history),
         hides=["N1", "N2"],
     )
