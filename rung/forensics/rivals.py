@@ -105,7 +105,7 @@ def blown_up(model: nn.Module, history: History | None, step: int, earlier: Mapp
             weights = f"{name} grew to {grown[name]:.3g} times the norm it began with (x{median:.3g} in the median)"
     if table is not None:
         rows = np.flatnonzero((table.steps < step) & (table.steps >= step - LATELY))
-        names = [n for n, name in enumerate(table.names) if name in grown]
+        names = np.flatnonzero([name in grown for name in table.names])
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = (table.columns["update"] / table.columns["weight"])[np.ix_(rows, names)]
         if ratio.size and np.nanmax(np.where(np.isfinite(ratio), ratio, -1)) > REPLACED:

@@ -13,6 +13,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import two_digits
 
 IN_A_ROW = 3  # evals
 USED = 0.01  # rise of the loss without an input: +26000 % if it is used; 0 if it is ignored, -0.3 % if irrelevant
@@ -126,7 +127,7 @@ def dominates(history: History) -> Iterator[Finding]:
             probe="measure its accuracy on held-out rows: near 0.5 means that it has memorised the training rows",
             remedy="use a third of its learning rate, fewer of its steps, a gradient penalty (R1), or noise on its "
             "inputs",
-            changes={"adversarial.lr_scale": scale / 3} if scale > 0 else {},
+            changes={"adversarial.lr_scale": two_digits(scale / 3)} if scale > 0 else {},
         )
 
 
@@ -165,7 +166,7 @@ def does_nothing(history: History) -> Iterator[Finding]:
         weight = history.config.get("adversarial.weight")
         changes = {}
         if isinstance(weight, float) and weight > 0 and ratio.median > 0:
-            changes["adversarial.weight"] = weight * 0.05 / ratio.median
+            changes["adversarial.weight"] = two_digits(weight * 0.05 / ratio.median)
         yield Finding(
             "sick" if is_detached else "warn",
             f"The gradient that the generator gets from the {name} {what}: it has no effect.",
