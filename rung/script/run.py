@@ -274,7 +274,9 @@ class OwnRun:
         """Dotted keys that somebody other than the script found out, each with a value and what a script would call it:
         then it follows from the script's key. Where the script has the very key, it stays away."""
         for key, (value, others) in found.items():
-            origin = next((name for name, _ in dotted(self._tree) if name.rpartition(".")[2].lower() in others), None)
+            # A key of that name whose value is another one was never passed on.
+            named = {name: said for name, said in dotted(self._tree) if name.rpartition(".")[2].lower() in others}
+            origin = next((name for name, said in named.items() if said == value or key.endswith("lr")), None)
             *branches, leaf = key.split(".")
             node: Any = self._tree
             for branch in branches:

@@ -72,7 +72,7 @@ def run_checks(context: CheckContext, report: Callable[[str, int, int], None] | 
             add(check.name, "skip", f"skipped: {broken}")
             continue
         if context.is_quick and time.monotonic() - begun > QUICK_S:
-            add(check.name, "skip", f"skipped after {QUICK_S:g} s; `rung check` runs it")
+            add(check.name, "skip", f"skipped after {QUICK_S:g} s; the full check runs it")
             continue
         first = len(results)
         with nullcontext() if check.changes_state else untouched(context.setup):

@@ -335,7 +335,7 @@ def same_as_in_training(context: CheckContext) -> Iterator[Result]:
         if far.max() > 2 * SHIFT:
             c = int(far.argmax())
             seen = f"{stats.name}[{c}] has mean {stats.mean[c]:.4g}, the store says {mean[c]:.4g}"
-            remedy = "run `rung data` again; its statistics are stale"
+            remedy = "prepare the data again; its statistics are stale"
             yield Result("warn", f"{seen} with deviation {std[c]:.4g}", remedy, name="inputs against the store")
     for stream in context.setup.evaluator.streams:
         held = {name: array_stats(name, a) for name, a in sample_rows(context, stream, num_rows).items()}

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rung.advice import in_own_words
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 
@@ -18,6 +19,8 @@ FILES = (
     "numerics", "optimisation", "updates", "spikes", "activations", "objective", "data", "conditional", "performance",
     "provenance",
 )  # fmt: skip
+# Rules whose remedy in words nobody has tried on their own sick case, or tried in vain (G1); see tests/cases/remedies.py
+UNTRIED = ("A1", "A2", "A3", "A4", "A5", "A6", "C3", "G1", "O7", "O8")
 Found = Finding | Iterable[Finding] | None
 
 
@@ -37,6 +40,11 @@ class Rule:
             finding.rule, finding.title = self.id, finding.title or self.title
             finding.evidence = [line for line in finding.evidence if line]  # a rule leaves empty what does not apply
             finding.ruled_out = [line for line in finding.ruled_out if line]
+            if self.id in UNTRIED and finding.remedy and (not finding.changes or self.id == "G1"):
+                finding.remedy_is_guess, finding.remedy = True, f"may help: {finding.remedy}"
+            if history.is_script:  # it has no keys of a recipe, and nothing but its author can start it
+                finding.changes = {}
+                finding.probe, finding.remedy = in_own_words(finding.probe), in_own_words(finding.remedy)
         return findings
 
     def missing(self, history: History) -> str:

@@ -87,6 +87,42 @@ def overfit(history: History) -> Finding | None:
     targets = float(history["targets"].finite.between(0, best_step).values.sum())
     parameters = history.derived.get("parameters")
     rates = history["lr"].finite.between(best_step, history.end).last(WINDOW * 10).values
+    # What speaks against memorised rows, and for a training target that is not the one of the eval.
+    early = losses.between(best_step + 1, int(min(per_epoch, history.end)) + 1)
+    errors_at_one = [
+        (name, of[name].last(3).values, of["persistence@1"].last(3).values)
+        for of in history.evals.values()
+        for name in of
+        if name.endswith("@1")
+        and name.partition("@")[0] in ("l1", "l2", "mse", "mae", "rmse")
+        and "persistence@1" in of
+    ]
+    not_memory = []
+    if len(early) and (early.values - best > margin).any():
+        not_memory.append(f"the eval rose by {float(early.values.max()) - best:.3g} before every row was seen once")
+    not_memory += [
+        f"{name} is {ours[-1]:.3g}, that of predicting no change {still[-1]:.3g}: not even one step ahead was learned"
+        for name, ours, still in errors_at_one
+        if len(ours) == len(still) == 3 and (ours > still).all()
+    ]
+    has_dropout = any(key.endswith("dropout") and (history.number(key) or 0) > 0 for key in history.config)
+    if after.median > best + margin and not has_dropout:
+        not_memory.append(f"the training loss is still {after.median:.4g}, above the best eval: nothing was memorised")
+    if not_memory:
+        return Finding(
+            "sick" if rise > 0.1 * abs(best) else "warn",
+            f"the loss on {name} was best at step {best_step} ({best:.4f}) and is {rise:.4f} above it at step "
+            f"{int(losses.steps[-1])}, while the training loss fell by {fallen:.3g}; not because rows were memorised",
+            since=best_step,
+            evidence=[*not_memory, f"training {before.median:.4g} at the best step, {after.median:.4g} now"],
+            ruled_out=[f"overfitting: {not_memory[0]}"],
+            probe=check(history)
+            or "compute the training loss and the eval loss on the same rows with the same weights",
+            remedy="compare what training and eval ask for: a target that is shifted by a step or a frame, another "
+            "normalisation, another loss; in a rollout, which output is compared with which frame",
+            title="Training and eval pull apart",
+            remedy_is_guess=True,
+        )
     shorter = {"optimizer.max_iters": best_step} if best_step >= 2 else {}
     if shorter and best_step <= history.warmup_steps:  # the warm-up has to end before the run does
         shorter["lr.warmup_iters"] = best_step // 2
