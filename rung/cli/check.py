@@ -53,7 +53,6 @@ def command(
         if "/" not in what and not (root / what).exists():
             resolve(what)  # no run of that name: say what a recipe is
         found = open_run(what, root)
-        name = found.document["recipe"]
         resolved = resolve(None, overrides, files, parent=found, runs=root)
         saves = Checkpoints(found.path / "checkpoints")
         steps = saves.steps()
