@@ -134,6 +134,7 @@ class StepAxis:
         self.updates = Pairing()
         self.summary: dict[str, Any] = {}
         self.best: dict[str, Any] | None = None
+        self.num_logged = 0  # calls of log
         self._evals: list[tuple[int, float]] = []
         self._next, self._last = 0, -1  # the step that a row without a number has, and the newest that was written
         self._gives_steps = False
@@ -162,6 +163,7 @@ class StepAxis:
         return max(self._last, 0) if self._gives_steps else self._next
 
     def log(self, logged: Logged, step: Any = None) -> None:
+        self.num_logged += 1
         if "step" in logged.row:  # a name that is taken
             said = logged.row.pop("step")
             step = said if step is None else step
@@ -213,6 +215,14 @@ class StepAxis:
 
     def targets(self, count: int) -> None:
         self._targets_waiting = (self._targets_waiting or 0) + int(count)
+
+    def measured(self, values: dict[str, float]) -> None:
+        """Of the weights as they are now; no row of training, and no eval."""
+        step = max(self.step, self._last)
+        self._rows.read(wait=True)
+        self._last = step
+        self._write(step, values, {})
+        self.forget_time()
 
     def forget_time(self) -> None:
         """The time of an eval or a sample is not that of a step."""

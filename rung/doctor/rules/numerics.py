@@ -345,7 +345,7 @@ def step_failed(history: History) -> Finding | None:
     Goes by the run's own events and status, so that no such run is ever called healthy.
     """
     events = [event for event in history.events_of("diverged") if isinstance(event.get("step"), int)]
-    ended = history.status in ("diverged", "crashed")
+    ended = history.status == "diverged"  # what crashed is R6's
     if not events and not ended:
         return None
     continued = not ended and (history.status == "finished" or _continued(history, events[-1]["step"]))
