@@ -181,6 +181,8 @@ def read(run: Run, with_parent: bool = True) -> History:
         is_script=is_script,
         reason=str(run.document.get("reason") or ""),
     )
+    if is_script and run.status in ("finished", "stopped"):  # nobody has said how long it was to be
+        history.derived.setdefault("num_steps", history.end or None)
     if code := run.document.get("code"):  # not an event of its own: it was known before there were any
         history.events.insert(0, {**code, "kind": "code", "step": 0})
     parent = run.document.get("parent")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FIRST_LOOK = 4  # rows of training; the next ones at 8, 16, 32 ..
 MOST_TENSORS, MOST_NUMBERS = 256, 16  # that are compared: with 48 tensors a look takes 0.6 ms on one core
-MOST_FRAMES = 40
+MOST_FRAMES, MOST_MARKS = 40, 2000
 ACCUMULATION_AT = (6, 12, 24)  # updates after which the gradient of one tensor is followed through a step
 SMALL = 65_536  # numbers of that tensor at most
 # What scripts call the settings of an optimizer. Not lr, which schedules move.
@@ -59,12 +59,13 @@ class Observer:
         self._lr_at = 0  # the update whose rate was given to a row
         self.is_measured = False  # somebody records rates and norms better
         self._optimizers: dict[int, Any] = {}  # id -> weak reference, of those that have stepped
-        self._model: Any = None
         self._samples: dict[int, _Sample] = {}  # id of a parameter ->
         self._num_looks = 0
         self._due: set[int] = set()  # optimizers whose tensors are looked at when they next step
         self._facts: dict[str, Any] = {}
-        self._left_out: list[str] = []
+        self._marks: dict[int, tuple[Any, int]] = {}  # id of a parameter -> its gradient at the last look, and version
+        self._is_known = False
+        self._left_out: set[int] = set()
         self._has_strangers = False
         self._followed: list[_Followed] = []
         self._following: _Followed | None = None
@@ -163,41 +164,57 @@ class Observer:
         self._num_looks += 1
         for optimizer in optimizers:
             self._samples_of(optimizer)
-        model = self._model() if self._model is not None else None
-        if model is None and self._num_looks <= 4:
-            model = find_model({id(p) for o in optimizers for p in _parameters_of(o)})
-            self._model = None if model is None else weakref.ref(model)
-        if model is not None and not optimizers:
-            self._take([p for p in model.parameters() if p.requires_grad])
         shown = None if not optimizers else set() if stepping is None else {id(p) for p in _parameters_of(stepping)}
+        if stepping is not None or not optimizers:
+            self._look_around({id(p): p for o in optimizers for p in _parameters_of(o)})
         for sample in self._samples.values():
             sample.look(sees_gradient=shown is None or sample.id in shown)
-        if model is not None and (stepping is not None or not optimizers):
-            owned = {id(p) for o in optimizers for p in _parameters_of(o)}
-            with_gradient = [(name, id(p)) for name, p in model.named_parameters() if p.grad is not None]
-            self._left_out = [name for name, key in with_gradient if key not in owned]
-            self._has_strangers = bool(with_gradient) and len(self._left_out) == len(with_gradient)
-        for parameter_name, parameter in () if model is None else model.named_parameters():
-            if (sample := self._samples.get(id(parameter))) is not None:
-                sample.name = parameter_name
-        self._facts |= self._found(optimizers, model, run)  # what is gone by now stays as it was seen last
+        self._facts |= self._found(optimizers, run)  # what is gone by now stays as it was seen last
         run.out.do(Record.update, observed=self._facts)
 
-    def _found(self, optimizers: Sequence[Any], model: Any, run: OwnRun) -> dict[str, Any]:
+    def _look_around(self, owned: Mapping[int, Any]) -> None:
+        """At the modules in sight: their names for what is trained, and what gets gradients and no optimizer has.
+
+        A gradient counts that is another one than at the look before: what an earlier training has left does not.
+        """
+        modules, waiting = in_sight()
+        named = {id(p): (name, p) for module in modules for name, p in module.named_parameters()}
+        if not owned:  # optimizers that were made, and have not stepped
+            owned = {id(p): p for optimizer in waiting for p in _parameters_of(optimizer)}
+            self._take(list(owned.values()))
+        for key, sample in self._samples.items():
+            sample.name = named[key][0] if key in named else sample.name
+        marks, left = {}, []
+        for key, (name, parameter) in named.items():
+            gradient = parameter.grad
+            if gradient is None or len(marks) > MOST_MARKS:
+                continue
+            before, marks[key] = self._marks.get(key), (weakref.ref(gradient), gradient._version)
+            if key not in owned and before is not None and (before[0]() is not gradient or before[1] != marks[key][1]):
+                left.append((name, parameter))
+        self._is_known = self._is_known or any(key in owned for key in named) or bool(left)
+        self._marks = marks
+        self._take([p for _, p in left], {id(p): name for name, p in left})
+        self._left_out = {id(p) for _, p in left}
+        self._has_strangers = bool(left) and bool(owned) and all(p.grad is None for p in owned.values())
+
+    def _found(self, optimizers: Sequence[Any], run: OwnRun) -> dict[str, Any]:
         known = [sample for sample in self._samples.values() if sample.num_looks > 1]
+        # Without an optimizer, what gets gradients is what is trained.
+        owned = [sample for sample in known if not optimizers or sample.id not in self._left_out]
         facts: dict[str, Any] = {
             "rows": self._num_rows,
             "updates": self._num_updates,
             "looks": self._num_looks,
-            "tensors": len(known),
-            "moved": sum(sample.has_moved for sample in known),
-            "still": [s.name for s in known if not s.has_moved and s.num_gradients >= 2][:20],
-            "no_gradient": sum(sample.num_seen > 0 and sample.num_gradients == 0 for sample in known),
+            "tensors": len(owned),
+            "moved": sum(sample.has_moved for sample in owned),
+            "still": [s.name for s in owned if not s.has_moved and s.num_gradients >= 2][:20],
+            "no_gradient": sum(sample.num_seen > 0 and sample.num_gradients == 0 for sample in owned),
         }
-        if model is not None:
-            facts["is_model_known"] = True
-            facts["left_out"] = self._left_out[:20]
-            facts["strangers"] = self._has_strangers and bool(optimizers)
+        facts["is_model_known"] = self._is_known
+        if optimizers:  # what somebody else than torch updates does move
+            left = [s.name for s in known if s.id in self._left_out and not s.has_moved]
+            facts |= {"left_out": left[:20], "strangers": self._has_strangers and bool(left)}
         verdicts = [verdict for followed in self._followed if (verdict := followed.verdict()) is not None]
         if verdicts:
             facts["accumulates"] = len(verdicts) > 1 and all(verdicts)
@@ -328,43 +345,24 @@ def _misfit(target: Any, given: Any) -> float:
     return float((rest * rest).sum() / power) ** 0.5
 
 
-def find_model(trained: set[int]) -> Any:
-    """The module that a script trains, in the variables of the frames that called us: the one that holds most of what
-    its optimizers have, else the largest that gets gradients."""
-    Module = sys.modules["torch"].nn.Module
-    best, best_score = None, (0, 0)
-    for module in _modules_in_sight(Module):
-        parameters = list(module.parameters())
-        shared = sum(p.numel() for p in parameters if id(p) in trained)
-        with_gradient = sum(p.numel() for p in parameters if p.grad is not None)
-        # Of a model and what wraps it, the outer one; of a model and its copies, the one that is trained.
-        score = (with_gradient, shared)
-        if score > best_score or (score == best_score and best is not None and len(parameters) > _count(best)):
-            best, best_score = module, score
-    return best if best_score[0] else None
-
-
-def _count(module: Any) -> int:
-    return sum(1 for _ in module.parameters())
-
-
-def _modules_in_sight(kind: type) -> Iterator[Any]:
-    """In local variables, in what they hold as attributes, and among the globals of the modules that called."""
+def in_sight() -> tuple[list[Any], list[Any]]:
+    """Modules and optimizers: in local variables, in what these hold as attributes, and among the globals of the modules
+    that called."""
     frame: types.FrameType | None = sys._getframe(1)
-    seen: set[int] = set()
+    torch = sys.modules["torch"]
+    modules, optimizers = dict[int, Any](), dict[int, Any]()
     for _ in range(MOST_FRAMES):
         if frame is None:
-            return
+            break
         if frame.f_globals.get("__name__", "").partition(".")[0] != "rung":
             for value in (*_locals_of(frame), *frame.f_globals.values()):
                 # A trainer of the script's own has its model as an attribute.
                 held = getattr(value, "__dict__", None) if not isinstance(value, type | types.ModuleType) else None
                 parts = [value, *held.values()] if type(held) is dict else [value]
-                for part in parts:
-                    if issubclass(type(part), kind) and id(part) not in seen:
-                        seen.add(id(part))
-                        yield part
+                modules |= {id(part): part for part in parts if issubclass(type(part), torch.nn.Module)}
+                optimizers |= {id(part): part for part in parts if issubclass(type(part), torch.optim.Optimizer)}
         frame = frame.f_back
+    return list(modules.values()), list(optimizers.values())
 
 
 def _locals_of(frame: types.FrameType) -> list[Any]:

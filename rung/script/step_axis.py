@@ -141,6 +141,7 @@ class StepAxis:
         self._last_train: tuple[int, float] | None = None  # step and time of the last row of training
         self._at_step: Mapping[str, Any] = {}  # what was logged at the newest step
         self._num_targets = 0
+        self._fewest = self._num_counts = 0
         self._targets_waiting: int | None = None  # counted since the last row; None: nobody has counted
         self._num_left_out = 0
         self._guarded: tuple[int, Update] | None = None  # number and measures of a guarded step that has no row yet
@@ -214,6 +215,9 @@ class StepAxis:
         self._rows.push(step, values, update.tables)
 
     def targets(self, count: int) -> None:
+        """Of a step, or of each of its micros: then the row also says how many the smallest one had."""
+        self._fewest = int(count) if self._targets_waiting is None else min(self._fewest, int(count))
+        self._num_counts = 1 if self._targets_waiting is None else self._num_counts + 1
         self._targets_waiting = (self._targets_waiting or 0) + int(count)
 
     def measured(self, values: dict[str, float]) -> None:
@@ -299,6 +303,8 @@ class StepAxis:
         """Adds targets, and the seconds of the step where nothing else is known to have happened since the last row."""
         if self._targets_waiting is not None:
             row.setdefault("targets", self._targets_waiting)
+            if self._num_counts > 1:
+                row.setdefault("targets_min", self._fewest)
             self._targets_waiting = None
         if "targets" in row:
             row["targets"] = to_float(row["targets"])

@@ -191,6 +191,5 @@ def _level(history: History, name: str) -> float:
 
 
 def _planned(history: History) -> int:
-    """Steps of the whole run; a thousand where it has no plan, unless it is over."""
-    is_over = history.is_script and history.status in ("finished", "stopped")
-    return max(history.num_steps or (history.end if is_over else 1000), 1)
+    """Steps of the whole run; a thousand where it has no plan."""
+    return max(history.num_steps or 1000, 1)

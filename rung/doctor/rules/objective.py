@@ -57,6 +57,7 @@ def flat_eval(history: History) -> Finding | None:
         "weights that are trained",
         remedy="check whether a copy of the model is evaluated (an average that never moves, a stale compiled one), "
         "and whether the eval set has anything in common with the training data",
+        hides=["L4", "L5"] if is_constant else [],
     )  # fmt: skip
 
 

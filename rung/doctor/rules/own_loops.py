@@ -131,9 +131,12 @@ def weights_do_not_move(history: History) -> Iterator[Finding]:
 @rule("L2", "A logged number that is not finite", "scan", is_for_scripts=True)
 def not_finite(history: History) -> Finding | None:
     """Losses and norms are N1's and N2's. What is NaN at most rows stands for "not measured", and is info."""
-    known = {*losses(history), *norms(history), "scale", "loss_scale"}
+    known = {*losses(history), *norms(history), "norm_clipped", "scale", "loss_scale"}
+    skipped = history["skipped"]
+    left_out = skipped.steps[skipped.values > 0]  # steps that were not applied: whatever they had is gone
     found: list[tuple[int, bool, str, int, int]] = []  # since, is an eval, name, how many, of how many
     for name, series in history.rows.items():
+        series = Series(*(column[~np.isin(series.steps, left_out)] for column in series))
         if name not in known and series.num_bad:
             found.append(_bad(series, name, is_eval=False))
     for of, measures in history.evals.items():
@@ -246,6 +249,7 @@ def odd_rate(history: History) -> Iterator[Finding]:
             probe="compare the horizon of the schedule with the number of steps",
             remedy="give the schedule the steps of the whole run; mind a scheduler that is stepped once for each micro "
             "or process",
+            hides=["E1", "L4"],
         )
         return
     is_over = history.status in ("finished", "stopped")
@@ -290,28 +294,30 @@ def odd_rate(history: History) -> Iterator[Finding]:
 @rule("L4", "Evals that do not measure the weights", "scan", needs=("eval/*/loss:2",), is_for_scripts=True)
 def evals_repeat(history: History) -> Iterator[Finding]:
     """One value at several evals while training moved; or two values for the weights of one step."""
-    few = True
+    twice: dict[tuple[str, int], list[float]] = {}  # set and step -> each loss that was logged there
+    for event in history.events_of("eval"):
+        for of, measures in (event.get("results") or {}).items():
+            if isinstance(loss := measures.get("loss"), int | float) and math.isfinite(loss):
+                twice.setdefault((of, int(event.get("step") or 0)), []).append(float(loss))
+    again = {key: values for key, values in twice.items() if len(values) > 1}
+    apart = {key: (max(v) - min(v)) / max(abs(v[0]), 1e-12) for key, v in again.items()}
+    if apart and (worst := max(apart.values())) > 1e-3:
+        (of, step), values = next((key, again[key]) for key in again if apart[key] == worst)
+        yield Finding(
+            "warn",
+            f"{len(values)} evals on {of} at step {step} differ, with the same weights: "
+            f"{', '.join(f'{value:.5g}' for value in values[:4])}",
+            since=step,
+            evidence=[f"{len(again)} evals were repeated; they differ by up to {worst:.2%} (limit 0.1 %)"],
+            probe="evaluate twice in a row and compare",
+            remedy="set `model.eval()` before an eval (dropout, running statistics), and draw its rows once or with a "
+            "seed of its own",
+            hides=["E1", "E2"],
+        )
+        return
+    few = not again
     for of, measures in history.evals.items():
         loss = measures.get("loss", EMPTY).finite
-        if len(loss) < 2:
-            continue
-        again = np.flatnonzero(np.diff(loss.steps) == 0)
-        if len(again):
-            few = False
-            apart = np.abs(np.diff(loss.values))[again] / np.maximum(np.abs(loss.values[again]), 1e-12)
-            if apart.max() > 1e-3:
-                n = int(again[apart.argmax()])
-                yield Finding(
-                    "warn",
-                    f"two evals on {of} at step {loss.steps[n]} differ: {loss.values[n]:.5g} and "
-                    f"{loss.values[n + 1]:.5g}, with the same weights",
-                    since=int(loss.steps[n]),
-                    evidence=[f"{len(again)} evals were repeated; they differ by up to {apart.max():.2%} (limit 0.1 %)"],
-                    probe="evaluate twice in a row and compare",
-                    remedy="set `model.eval()` before an eval (dropout, running statistics), and draw its rows once or "
-                    "with a seed of its own",
-                )  # fmt: skip
-                return
         one_each = np.flatnonzero(np.append(np.diff(loss.steps) > 0, True))
         steps, values = loss.steps[one_each], loss.values[one_each]
         if len(values) < SAME:
@@ -330,6 +336,7 @@ def evals_repeat(history: History) -> Iterator[Finding]:
                 probe="evaluate, take one step with a large learning rate, and evaluate again",
                 remedy="evaluate the weights that are trained: not a copy made before training, an average that is never "
                 "updated, a cached result, or a constant that is logged",
+                hides=["L5"],
             )
             return
     if few:
@@ -444,7 +451,7 @@ def train_without_use(history: History) -> Finding | None:
                 probe=f"compute the loss of {of} on rows of the training set, with the code of the eval",
                 remedy="look for targets that are equal to the inputs or are among them in training alone, and whether "
                 "the eval builds its batches in another way; a set of a few rows is learned by heart just so",
-                hides=["E2"],
+                hides=["E2", "L5"],
             )  # fmt: skip
     if not any(len(measures.get("loss", EMPTY).finite) for measures in history.evals.values()):
         raise NotLooked("no eval has a finite loss", 'run.log({"val/loss": loss})')
