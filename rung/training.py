@@ -199,8 +199,8 @@ def train_to_end(
         if record is not None:
             totals = asdict(setup.state.progress)
             try:
-                if outcome.status == "crashed" and (error := sys.exc_info()[1]) is not None:
-                    failure = failure_of(error.__cause__ if isinstance(error, UserError) and error.__cause__ else error)
+                if outcome.status == "crashed" and (raised := sys.exc_info()[1]) is not None:
+                    failure = failure_of((isinstance(raised, UserError) and raised.__cause__) or raised)
                     record.event("crash", step=totals["step"], **failure)
                     record.update(failure=failure)
                 record.finish(outcome.status, reason=outcome.reason, last_step=totals["step"], totals=totals)

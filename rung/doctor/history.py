@@ -199,11 +199,13 @@ def read(run: Run, with_parent: bool = True) -> History:
 def _observed(run: Run) -> dict[str, Any]:
     """What a script's loop has shown of itself (script/observe.py), and what trivial models lose on its data."""
     found: dict[str, Any] = {}
-    if isinstance(observed := run.document.get("observed"), Mapping):
-        found["observed"] = dict(observed)
+    for event in run.events("observed"):  # the last one has it all
+        found["observed"] = dict(event)
     known = list(flat(run.config()))
     for of_set in run.data().values():  # as told to run.data
-        known += flat(of_set["about"]) if isinstance(of_set, Mapping) and isinstance(of_set.get("about"), Mapping) else ()
+        known += (
+            flat(of_set["about"]) if isinstance(of_set, Mapping) and isinstance(of_set.get("about"), Mapping) else ()
+        )
     baselines = {}
     for key, value in known:
         leaf = key.rpartition(".")[2].lower()

@@ -170,7 +170,9 @@ def not_looked_at(report: Report) -> Iterator[str]:
     history = report.history
     for kind, what in (("no_activation_stats", "activations were not recorded"), ("no_probes", "no probes were made")):
         for event in history.events_of(kind)[:1]:
-            yield from textwrap.wrap(f"{what}: {event.get('why')}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+            yield from textwrap.wrap(
+                f"{what}: {event.get('why')}", WIDTH, initial_indent="  ", subsequent_indent="    "
+            )
 
 
 def _listed(parts: Sequence[str]) -> str:

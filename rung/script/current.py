@@ -179,7 +179,7 @@ def _at_exit() -> None:
     raised = None if is_session or error is _open.known_error else error
     for run in [*_open.others, *([] if _open.run is None else [_open.run])]:
         known = _open.exits
-        if raised is None and known and not is_session and known["rows"].get(id(run)) == run.axis.num_logged:
+        if raised is None and known and not is_session and known["done"].get(id(run)) == run.out.num_done:
             run.end_by(SystemExit(known["code"]), known["failure"])
         else:
             run.end_by(raised)
@@ -193,8 +193,8 @@ def _note_exits() -> None:
         if not code or threading.current_thread() is not threading.main_thread():
             return
         runs = [*_open.others, *([] if _open.run is None else [_open.run])]
-        rows = {id(run): run.axis.num_logged for run in runs}
-        _open.exits = {"code": code, "failure": failure_here(f"exit {code}"), "rows": rows}
+        done = {id(run): run.out.num_done for run in runs}
+        _open.exits = {"code": code, "failure": failure_here(f"exit {code}"), "done": done}
 
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         exits = getattr(place, name, None)

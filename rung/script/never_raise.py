@@ -38,11 +38,13 @@ class NeverRaise:
     def __init__(self, record: Record | None) -> None:
         self.record = record
         self._said: set[str] = set()
+        self.num_done = 0  # what a script does with its run, for whoever asks whether it goes on
 
     def do(self, act: Callable[Concatenate[Record, P], object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
         """`act` with the record, such as Record.log; whether it could be done."""
         if self.record is None:
             return False
+        self.num_done += 1
         try:
             act(self.record, *args, **kwargs)
         except Exception as error:  # a disk, and whoever follows the record

@@ -5,7 +5,7 @@ that lie ever further apart a few numbers of each weight are compared with what 
 script itself has it, in the frames that called `run.log`. Nothing of it is kept alive or changed, no row waits for a
 device, and what goes wrong in here ends the observing, not the training.
 
-Found facts become `observed` in run.json, which the rules of doctor/rules/own_loops.py read:
+What was found becomes an event `observed`, of which the rules of doctor/rules/own_loops.py read the last:
 
     rows, updates      rows of training so far, and steps of any optimizer of torch
     looks, tensors     how often weights were compared, and how many are compared
@@ -27,13 +27,13 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rung.runs.record import Record
+from rung.runs.failure import is_users
 from rung.script.settings import dotted
 
 if TYPE_CHECKING:
     from rung.script.run import OwnRun
 
-FIRST_LOOK = 4  # rows of training; the next ones at 8, 16, 32 ..
+FIRST_LOOK = 8  # rows of training; the next ones at 16, 32, 64 ..
 MOST_TENSORS, MOST_NUMBERS = 256, 16  # that are compared: with 48 tensors a look takes 0.6 ms on one core
 MOST_FRAMES, MOST_MARKS = 40, 2000
 ACCUMULATION_AT = (6, 12, 24)  # updates after which the gradient of one tensor is followed through a step
@@ -170,7 +170,7 @@ class Observer:
         for sample in self._samples.values():
             sample.look(sees_gradient=shown is None or sample.id in shown)
         self._facts |= self._found(optimizers, run)  # what is gone by now stays as it was seen last
-        run.out.do(Record.update, observed=self._facts)
+        run.out.event("observed", step=run.axis.last, **self._facts)
 
     def _look_around(self, owned: Mapping[int, Any]) -> None:
         """At the modules in sight: their names for what is trained, and what gets gradients and no optimizer has.
@@ -184,7 +184,7 @@ class Observer:
             self._take(list(owned.values()))
         for key, sample in self._samples.items():
             sample.name = named[key][0] if key in named else sample.name
-        marks, left = {}, []
+        marks, left = dict[int, tuple[Any, int]](), []
         for key, (name, parameter) in named.items():
             gradient = parameter.grad
             if gradient is None or len(marks) > MOST_MARKS:
@@ -248,6 +248,7 @@ class _Sample:
         self.parameter, self.id, self.name = weakref.ref(parameter), id(parameter), name
         self._stride = max(1, parameter.numel() // MOST_NUMBERS)
         self._first: Any = None
+        self._sum: Any = None
         self.num_looks = self.num_seen = self.num_gradients = 0  # looks; of these at its gradient; of these not all 0
         self.has_moved = False
         self.look(sees_gradient=False)
@@ -350,17 +351,29 @@ def in_sight() -> tuple[list[Any], list[Any]]:
     that called."""
     frame: types.FrameType | None = sys._getframe(1)
     torch = sys.modules["torch"]
-    modules, optimizers = dict[int, Any](), dict[int, Any]()
+    modules, optimizers, kinds = dict[int, Any](), dict[int, Any](), dict[type, dict[int, Any] | None]()
+
+    def note(value: Any) -> None:
+        kind = type(value)
+        if kind not in kinds:
+            is_module, is_optimizer = issubclass(kind, torch.nn.Module), issubclass(kind, torch.optim.Optimizer)
+            kinds[kind] = modules if is_module else optimizers if is_optimizer else None
+        if (found := kinds[kind]) is not None:
+            found[id(value)] = value
+
     for _ in range(MOST_FRAMES):
         if frame is None:
             break
-        if frame.f_globals.get("__name__", "").partition(".")[0] != "rung":
-            for value in (*_locals_of(frame), *frame.f_globals.values()):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("rung", "torch"):
+            known = frame.f_globals.values() if is_users(frame.f_code.co_filename) else ()
+            for value in (*_locals_of(frame), *known):
+                note(value)
                 # A trainer of the script's own has its model as an attribute.
-                held = getattr(value, "__dict__", None) if not isinstance(value, type | types.ModuleType) else None
-                parts = [value, *held.values()] if type(held) is dict else [value]
-                modules |= {id(part): part for part in parts if issubclass(type(part), torch.nn.Module)}
-                optimizers |= {id(part): part for part in parts if issubclass(type(part), torch.optim.Optimizer)}
+                if not isinstance(value, type | types.ModuleType | types.FunctionType):
+                    if type(held := getattr(value, "__dict__", None)) is dict:
+                        for part in held.values():
+                            note(part)
         frame = frame.f_back
     return list(modules.values()), list(optimizers.values())
 

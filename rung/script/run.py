@@ -167,7 +167,9 @@ class OwnRun:
             for values in (np.asarray(_host(some), np.float64).reshape(-1) for some in (losses, losses_without))
         ]
         if pairs[0].shape != pairs[1].shape or not len(pairs[0]):
-            self.tell(f"without({name!r}) compares the losses of the same rows; {len(pairs[0])} and {len(pairs[1])} differ")
+            self.tell(
+                f"without({name!r}) compares the losses of the same rows; {len(pairs[0])} and {len(pairs[1])} differ"
+            )
             return
         key = f"probe/without_{name}"
         found = dict(zip((key, f"{key}_low", f"{key}_high"), rise(pairs[0], pairs[1])))

@@ -107,9 +107,7 @@ class Reads:
 class Settings(MutableMapping[str, Any]):
     """`config.lr`, `config["lr"]`, `config.model.n_layer`; a change is told to the run."""
 
-    def __init__(
-        self, tree: dict[str, Any], changed: Changed, prefix: str = "", reads: Reads | None = None
-    ) -> None:
+    def __init__(self, tree: dict[str, Any], changed: Changed, prefix: str = "", reads: Reads | None = None) -> None:
         self.__dict__.update(_tree=tree, _changed=changed, _prefix=prefix, _reads=Reads() if reads is None else reads)
 
     def __getitem__(self, name: str) -> Any:

@@ -134,7 +134,6 @@ class StepAxis:
         self.updates = Pairing()
         self.summary: dict[str, Any] = {}
         self.best: dict[str, Any] | None = None
-        self.num_logged = 0  # calls of log
         self._evals: list[tuple[int, float]] = []
         self._next, self._last = 0, -1  # the step that a row without a number has, and the newest that was written
         self._gives_steps = False
@@ -164,7 +163,6 @@ class StepAxis:
         return max(self._last, 0) if self._gives_steps else self._next
 
     def log(self, logged: Logged, step: Any = None) -> None:
-        self.num_logged += 1
         if "step" in logged.row:  # a name that is taken
             said = logged.row.pop("step")
             step = said if step is None else step

@@ -56,7 +56,10 @@ def test_a_run_without_findings_gets_one_sentence_with_numbers(root: Path) -> No
     first = " ".join(first.split())
     assert first.startswith("text/1 (finished, 600 steps): not known to be well, as nobody looked whether ")
     assert "val 1.234 at step 600" in first
-    assert rest[-1].splitlines()[-1] == f"0 sick, {len(answers['healthy'])} healthy, {len(answers['not_looked_at'])} not looked at"
+    assert (
+        rest[-1].splitlines()[-1]
+        == f"0 sick, {len(answers['healthy'])} healthy, {len(answers['not_looked_at'])} not looked at"
+    )
     assert "signals.activation_stats_every=100" in rest[-1]
     assert report["how"]["A3"] == "signals.activation_stats_every=100"
 

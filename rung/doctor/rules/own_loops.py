@@ -137,7 +137,7 @@ def not_finite(history: History) -> Finding | None:
     found: list[tuple[int, bool, str, int, int]] = []  # since, is an eval, name, how many, of how many
     for name, series in history.rows.items():
         series = Series(*(column[~np.isin(series.steps, left_out)] for column in series))
-        if name not in known and series.num_bad:
+        if name not in known and series.num_bad and not name.startswith(("logits/", "probe/")):  # of the guard's own
             found.append(_bad(series, name, is_eval=False))
     for of, measures in history.evals.items():
         for name, series in measures.items():
@@ -302,11 +302,11 @@ def evals_repeat(history: History) -> Iterator[Finding]:
     again = {key: values for key, values in twice.items() if len(values) > 1}
     apart = {key: (max(v) - min(v)) / max(abs(v[0]), 1e-12) for key, v in again.items()}
     if apart and (worst := max(apart.values())) > 1e-3:
-        (of, step), values = next((key, again[key]) for key in again if apart[key] == worst)
+        (of, step), differing = next((key, again[key]) for key in again if apart[key] == worst)
         yield Finding(
             "warn",
-            f"{len(values)} evals on {of} at step {step} differ, with the same weights: "
-            f"{', '.join(f'{value:.5g}' for value in values[:4])}",
+            f"{len(differing)} evals on {of} at step {step} differ, with the same weights: "
+            f"{', '.join(f'{value:.5g}' for value in differing[:4])}",
             since=step,
             evidence=[f"{len(again)} evals were repeated; they differ by up to {worst:.2%} (limit 0.1 %)"],
             probe="evaluate twice in a row and compare",
@@ -318,6 +318,8 @@ def evals_repeat(history: History) -> Iterator[Finding]:
     few = not again
     for of, measures in history.evals.items():
         loss = measures.get("loss", EMPTY).finite
+        if len(loss) < SAME:
+            continue
         one_each = np.flatnonzero(np.append(np.diff(loss.steps) > 0, True))
         steps, values = loss.steps[one_each], loss.values[one_each]
         if len(values) < SAME:

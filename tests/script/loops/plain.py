@@ -3,6 +3,7 @@
 Each fault is a run of its own, named after it. rung is told nothing but the losses.
 """
 
+# ruff: noqa: B023  (functions of a loop are called in it)
 import copy
 import math
 import sys

@@ -1,6 +1,6 @@
 """A small language model in a class of its own, with a scheduler of torch and micros: python trainer.py FAULT ..
 
-Nothing of the model is in the frame that logs, except for `self`. rung is told the losses and the size of the vocabulary.
+Nothing of the model is in the frame that logs, except for `self`. rung is told losses and the size of the vocabulary.
 """
 
 from __future__ import annotations
