@@ -1,7 +1,7 @@
 """From a history to findings: asks every rule, and hides what follows from something else.
 
-A rule answers sick (a finding of warn or more), healthy (it looked, and found nothing) or not looked at, with the reason
-and what would let it look. A scan is asked once. A
+A rule answers sick (a finding of warn or more), healthy (it looked, and found nothing) or not looked at, with the
+reason and what would let it look. A scan is asked once. A
 state is asked every twenty steps and counts when it held three times in a row; one that is over is info.
 
 Of a run as a whole `verdict` says the same three: sick, healthy, or not known where rules that no run is healthy

@@ -1,9 +1,9 @@
 """What a loop shows of itself without being asked: steps of its optimizers, rates, and whether its weights move.
 
-`rung.init` observes; `run.watch` and `run.guard` measure. Torch tells all hooks of every `optimizer.step()`, and at rows
-that lie ever further apart a few numbers of each weight are compared with what they were. The model is found where the
-script itself has it, in the frames that called `run.log`. Nothing of it is kept alive or changed, no row waits for a
-device, and what goes wrong in here ends the observing, not the training.
+`rung.init` observes; `run.watch` and `run.guard` measure. Torch tells all hooks of every `optimizer.step()`. At rows
+that lie ever further apart, a dozen in a run, a few numbers of each weight are compared with what they were; only then
+a device is waited for. The model is found where the script itself has it, in the frames that called `run.log`. Nothing
+of it is kept alive or changed, and what goes wrong in here ends the observing, not the training.
 
 What was found becomes an event `observed`, of which the rules of doctor/rules/own_loops.py read the last:
 
@@ -347,8 +347,7 @@ def _misfit(target: Any, given: Any) -> float:
 
 
 def in_sight() -> tuple[list[Any], list[Any]]:
-    """Modules and optimizers: in local variables, in what these hold as attributes, and among the globals of the modules
-    that called."""
+    """Modules and optimizers: among local variables, what these hold as attributes, and globals of those that called."""
     frame: types.FrameType | None = sys._getframe(1)
     torch = sys.modules["torch"]
     modules, optimizers, kinds = dict[int, Any](), dict[int, Any](), dict[type, dict[int, Any] | None]()

@@ -63,7 +63,7 @@ class Rule:
         return ", ".join(_in_words(need, history) for need in self.needs if not history.has(need))
 
     def how(self, history: History) -> str:
-        """What would let it look: of what is missing, each with its line of code or its flag; the most telling first."""
+        """What would let it look: of what is missing, each with its line of code or its flag, the best first."""
         ways = [way(need, history) for need in self.needs if not history.has(need)]
         return "; ".join(sorted(dict.fromkeys(filter(None, ways)), key=rank))
 

@@ -157,8 +157,8 @@ def not_finite(history: History) -> Finding | None:
         evidence=[f"{name}: {num} of {of} values, from step {step} on" for step, _, name, num, of in found[:8]],
         ruled_out=[f"values that were not measured: {listed([p[2] for p in placeholders])}" if placeholders else ""],
         probe="compute it again from what it was made of, at that step",
-        remedy="look for a division by a count of 0, the mean of nothing, a root or a logarithm of 0; a mean over steps "
-        "must leave such a step out, not carry it along",
+        remedy="look for a division by a count of 0, the mean of nothing, a root or a logarithm of 0; a mean over "
+        "steps must leave such a step out, not carry it along",
     )
 
 
@@ -336,8 +336,8 @@ def evals_repeat(history: History) -> Iterator[Finding]:
                 evidence=[f"all digits are equal: {float(values[-1])!r}"],
                 ruled_out=["a set that is easy or small: any change of the weights moves some digit"],
                 probe="evaluate, take one step with a large learning rate, and evaluate again",
-                remedy="evaluate the weights that are trained: not a copy made before training, an average that is never "
-                "updated, a cached result, or a constant that is logged",
+                remedy="evaluate the weights that are trained: not a copy made before training, an average that is "
+                "never updated, a cached result, or a constant that is logged",
                 hides=["L5"],
             )
             return
@@ -418,8 +418,8 @@ def does_not_fall(history: History) -> Finding | None:
         return None
     return Finding(
         "warn",
-        f"the training loss has not fallen in {len(loss)} rows: {start.median:.5g} in the first, {end.median:.5g} in the "
-        f"last {len(end)}",
+        f"the training loss has not fallen in {len(loss)} rows: {start.median:.5g} in the first, {end.median:.5g} in "
+        f"the last {len(end)}",
         since=int(loss.steps[0]),
         evidence=[f"it varies by {noise:.2g} from row to row; gained {gain:.2g}"]
         + ([f"evals from {evals.values[0]:.5g} to {evals.values[-1]:.5g}"] if len(evals) else []),

@@ -1,4 +1,4 @@
-"""What would let a rule look: for each thing that rules need, the key that a recipe sets and the line that a script adds.
+"""What would let a rule look: for each thing that rules need, the key that a recipe sets, the line that a script adds.
 
 A key is one of the run that has not recorded it; where nothing could (a recipe without a discriminator), the sentence
 says what the rule is about, so that a reader knows that nothing is missing.
