@@ -347,7 +347,7 @@ def _misfit(target: Any, given: Any) -> float:
 
 
 def in_sight() -> tuple[list[Any], list[Any]]:
-    """Modules and optimizers: among local variables, what these hold as attributes, and globals of those that called."""
+    """Modules and optimizers: among local variables, what these have as attributes, and globals of who called."""
     frame: types.FrameType | None = sys._getframe(1)
     torch = sys.modules["torch"]
     modules, optimizers, kinds = dict[int, Any](), dict[int, Any](), dict[type, dict[int, Any] | None]()
@@ -369,10 +369,10 @@ def in_sight() -> tuple[list[Any], list[Any]]:
             for value in (*_locals_of(frame), *known):
                 note(value)
                 # A trainer of the script's own has its model as an attribute.
-                if not isinstance(value, type | types.ModuleType | types.FunctionType):
-                    if type(held := getattr(value, "__dict__", None)) is dict:
-                        for part in held.values():
-                            note(part)
+                is_code = isinstance(value, type | types.ModuleType | types.FunctionType)
+                held = None if is_code else getattr(value, "__dict__", None)
+                for part in held.values() if type(held) is dict else ():
+                    note(part)
         frame = frame.f_back
     return list(modules.values()), list(optimizers.values())
 

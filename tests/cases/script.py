@@ -119,7 +119,7 @@ def script_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1
                     (value if scaler is None else scaler.scale(value)).backward()
                     guard.micro(value, batch)
                 guard.step()
-                row["loss"] = sum(float(x.sum / x.count.clamp(min=1)) for x in losses) / num_micros
+                row["loss"] = sum(float(x.sum.detach() / x.count.clamp(min=1)) for x in losses) / num_micros
             else:
                 batch = gathered(train, ids, np.arange(a_step), step)
                 for objective in objectives:
@@ -131,7 +131,7 @@ def script_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1
                     for optimizer in objective.optimizers:
                         optimizer.step()
                     prefix = "" if objective is first else f"{objective.name}/"
-                    row[f"{prefix}loss"] = float(found.sum / found.count)
+                    row[f"{prefix}loss"] = float(found.sum.detach() / found.count)
                     row |= {f"{prefix}{name}": float(total / count) for name, (total, count) in found.parts.items()}
                     run.targets(int(found.count))
             if held_out is not None and (step + 1) % max(1, (setup.num_steps or 0) // EVALS) == 0:
