@@ -12,7 +12,7 @@ import numpy as np
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
-from rung.doctor.rules import rule
+from rung.doctor.rules import NotLooked, rule
 from rung.doctor.rules.lookups import two_digits
 
 IN_A_ROW = 3  # evals
@@ -24,7 +24,7 @@ STILL, MEAN = ("persistence",), ("mean_frame", "climatology")  # baselines: no c
 LOW, HIGH = "_low", "_high"
 
 
-@rule("C1", "An input is ignored", needs=("probe/without_*",))
+@rule("C1", "An input is ignored", needs=("probe/without_*:3",))
 def input_ignored(history: History) -> Iterator[Finding]:
     """probe/without_<input>: how much the loss rises without the input, at three evals in a row."""
     known = {name.removeprefix("probe/without_") for name in history.rows if name.startswith("probe/without_")}
@@ -56,11 +56,11 @@ def input_ignored(history: History) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("C3", "Good for one step, not for many", needs=("eval/*@*",))
+@rule("C3", "Good for one step, not for many", needs=("eval/*@*:3",))
 def free_running(history: History) -> Iterator[Finding]:
     """Eval measures by horizon (l1@1, l1@8 ..) against persistence and the mean at the same horizon."""
     if history.end < 0.5 * _planned(history):
-        return
+        raise NotLooked("it is judged in the second half of a run")
     for set_name, measures in history.evals.items():
         by_name: dict[str, dict[int, Series]] = {}  # `l1@8` -> {"l1": {8: ..}}
         for full, series in measures.items():
@@ -135,7 +135,7 @@ def dominates(history: History) -> Iterator[Finding]:
 def does_nothing(history: History) -> Iterator[Finding]:
     """Weights that never move, or a grad_ratio near 0: the generator gets no gradient from it."""
     if history.end < 200:  # in the first steps all of this happens for a while
-        return
+        raise NotLooked(f"{history.end} steps are too few", "a run of 200 steps")
     for name in _opponents(history):
         # Weights that stand still, at the last steps at which they were due.
         table, taken = history.table("tensors"), history[f"{name}/norm"].steps

@@ -292,8 +292,10 @@ def first_struggle(history: History) -> tuple[int, str] | None:
     scale, skipped = history["scale"], history["skipped"]
     if not len(scale) or not len(skipped):
         return None
-    low = np.flatnonzero(scale.values < 1)[:1]
-    found = [(int(scale.steps[n]), f"it is {scale.values[n]:g}, below 1") for n in low]
+    # A guard ends where a GradScaler has come down to 1: what overflows there is no calibration.
+    is_end = (scale.values <= 1) & np.isin(scale.steps, history.steps_of("diverged"))
+    low = np.flatnonzero((scale.values < 1) | is_end)[:1]
+    found = [(int(scale.steps[n]), f"it is {scale.values[n]:g}") for n in low]
     is_skip = skipped.values > 0
     counted = (is_skip & (np.cumsum(is_skip) > CALIBRATION)).astype(float)
     in_a_row = np.flatnonzero(np.convolve(counted, np.ones(IN_A_ROW), "full")[: len(counted)] > IN_A_ROW - 0.5)[:1]
@@ -357,7 +359,7 @@ def step_failed(history: History) -> Finding | None:
     Goes by the run's own events and status, so that no such run is ever called healthy.
     """
     events = [event for event in history.events_of("diverged") if isinstance(event.get("step"), int)]
-    ended = history.status in ("diverged", "crashed")
+    ended = history.status == "diverged"  # what crashed is R6's
     if not events and not ended:
         return None
     continued = not ended and (history.status == "finished" or _continued(history, events[-1]["step"]))

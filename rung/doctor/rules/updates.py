@@ -16,9 +16,10 @@ import numpy as np
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Table
-from rung.doctor.rules import rule
+from rung.doctor.rules import NotLooked, rule
 from rung.doctor.rules.lookups import at, check, half_weights, replay
 from rung.doctor.rules.numerics import first_struggle
+from rung.doctor.rules.ways import way
 
 EMBEDDING = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|tok|tokens?|pos|positions?|positional\w*|places?)([._]|$)")
 SMALL = 0.05  # of the usual size of a weight: below, a tensor began at zero and has not grown yet
@@ -396,6 +397,8 @@ def not_updating(history: History) -> Finding | None:
                 probe=check(history),
                 remedy="nothing if they are frozen on purpose; else give an objective all parameters of the model",
             )
+        if table is None and "left_out" not in history.derived:  # that steps were applied says nothing of the weights
+            raise NotLooked("no tensor was measured", way("tensors", history))
         return None
     has_none = np.all(np.isnan(grad), axis=0)
     is_zero = ~has_none & np.all(np.nan_to_num(grad) == 0, axis=0)
