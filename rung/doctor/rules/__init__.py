@@ -19,7 +19,7 @@ FILES = (
     "numerics", "optimisation", "updates", "spikes", "activations", "objective", "data", "conditional", "performance",
     "provenance",
 )  # fmt: skip
-# Rules whose remedy in words nobody has tried on their own sick case, or tried in vain (G1); see tests/cases/remedies.py
+# Rules whose remedy in words nobody has tried on their sick case, or tried in vain (G1); see tests/cases/remedies.py
 UNTRIED = ("A1", "A2", "A3", "A4", "A5", "A6", "C3", "G1", "O7", "O8")
 Found = Finding | Iterable[Finding] | None
 
