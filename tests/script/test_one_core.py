@@ -178,7 +178,7 @@ def test_a_nan_in_a_script_is_recorded_diagnosed_and_replayed(tmp_path: Path, op
     assert shown["status"] == "diverged"
     found = {finding["rule"]: finding for finding in read(tmp_path, "doctor", "mine")["findings"]}
     assert found["N1"]["severity"] == "fatal"
-    assert found["N1"]["probe"] == "rung replay mine/1@21"
+    assert found["N1"]["probe"] == "rung replay mine/1@21 --build FILE:FUNCTION"
     verdict = read(tmp_path, "replay", "mine/1@21", "--build", "train.py:build")
     assert (verdict["origin"], verdict["step"]) == ("DATA", 21)
 

@@ -168,7 +168,7 @@ def test_a_nan_under_the_trainer_of_hugging_face_is_held_back_and_replayed(tmp_p
     assert sorted({row["step"] for row in rows(tmp_path, "theirs/1")}) == list(range(step + 1))
     assert read(tmp_path, "show", "theirs")["status"] == "diverged"
     found = {finding["rule"]: finding for finding in read(tmp_path, "doctor", "theirs")["findings"]}
-    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", f"rung replay theirs/1@{step}")
+    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", f"rung replay theirs/1@{step} --build FILE:FUNCTION")
     verdict = read(tmp_path, "replay", "theirs", "--build", "train.py:build")
     assert (verdict["step"], len(verdict["samples"])) == (step, 1)
 
@@ -241,7 +241,7 @@ def test_a_nan_under_lightning_is_held_back_and_replayed(tmp_path: Path, accumul
     assert (last["step"], last["skipped"], last["loss"]) == (6, 1, "NaN")
     assert read(tmp_path, "show", "theirs")["status"] == "diverged"
     found = {finding["rule"]: finding for finding in read(tmp_path, "doctor", "theirs")["findings"]}
-    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", "rung replay theirs/1@6")
+    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", "rung replay theirs/1@6 --build FILE:FUNCTION")
 
 
 def test_lightning_learns_the_same_under_a_guard(tmp_path: Path) -> None:
