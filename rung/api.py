@@ -75,6 +75,7 @@ def train(
     from rung.engine.fingerprints import checksums
     from rung.engine.loop import StopRequest
     from rung.progress import patience
+    from rung.runs.executed import Executed
     from rung.runs.maintenance.tags import check_tag
     from rung.runs.record import Record, check_name
     from rung.training import Followers, check_before, header, train_to_end
@@ -130,6 +131,7 @@ def train(
                 code_root=Path.cwd(),
                 sweep=None if sweep is None else dict(sweep),
             )
+            record.follow(Executed(record, sys.argv))
             if checked:
                 record.event("check", results=[result.to_dict() for result in checked])
             followers.follow(record)
@@ -158,6 +160,7 @@ def resume(
     from rung.engine import checkpoint
     from rung.engine.build import build, restore
     from rung.engine.loop import StopRequest
+    from rung.runs.executed import Executed
     from rung.runs.record import Record
     from rung.training import Followers, train_to_end
 
@@ -167,7 +170,7 @@ def resume(
         raise RunError(
             f"{found.id} is still {found.status_text}; stop it first, or start a new run", code="wrong-state"
         )
-    recipe_of(found)  # first: a script has no saves either, and another remedy
+    recipe_of(found, root)  # first: a script has no saves either, and another remedy
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:
@@ -201,6 +204,7 @@ def resume(
             opening.insert(1, f"config.yaml was edited since, and is trained on with: {edits}")
         if setup.world.is_first:
             record = Record.reopen(found.path, command=sys.argv)
+            record.follow(Executed(record, sys.argv))
             try:
                 saves.sweep()
                 aside = saves.set_aside(after=step)
@@ -304,7 +308,7 @@ def load(
 
     root = root_of(runs)
     found = _open(run, root)
-    recipe_of(found)
+    recipe_of(found, root)
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     if at is not None and at not in saves.steps():
         steps = ", ".join(map(str, saves.steps())) or "none"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rung.config import differences
 from rung.errors import UserError
 from rung.progress import Display, MakeDisplay, Silent, reporter
+from rung.runs.failure import failure_of
 from rung.runs.query import Run, ref
 from rung.runs.record import read_document
 from rung.units import count, duration
@@ -198,6 +199,10 @@ def train_to_end(
         if record is not None:
             totals = asdict(setup.state.progress)
             try:
+                if outcome.status == "crashed" and (raised := sys.exc_info()[1]) is not None:
+                    failure = failure_of((isinstance(raised, UserError) and raised.__cause__) or raised)
+                    record.event("crash", step=totals["step"], **failure)
+                    record.update(failure=failure)
                 record.finish(outcome.status, reason=outcome.reason, last_step=totals["step"], totals=totals)
             except UserError:  # the disk is full, say: that must not hide why the run ended
                 if not is_failing:

@@ -95,6 +95,9 @@ def test_config_as_a_dict_is_config_as_words(words: list[str]) -> None:
 def test_a_recipe_may_be_a_class_and_a_run_the_start_of_another(tmp_path: Path) -> None:
     first = rung.train(Toy, config=TOY, runs=tmp_path, display=False)
     assert (first.id, first.document["recipe"]) == ("toy/1", "tests.contract.toy:Toy")
+    executed = json.loads((first.path / "executed.json").read_text())
+    assert executed["is_complete"]
+    assert [one["file"] for one in executed["files"] if "tests.contract.toy" in one["modules"]]
     changed = rung.train(parent=first, overrides="model.width=4", runs=tmp_path, display=False, why="narrower")
     assert (changed.id, changed.document["parent"]) == ("toy/2", "toy/1")
     assert changed.document["parent_uid"] == first.document["uid"]

@@ -54,7 +54,8 @@ RULES = {  # in this order
     r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|\+00:00)?)?": "<date>",
     r"(?<=[ (])\d+\.\d+\.\d+(?:\+\w+)?": "<version>",
     r"/\S+/rung/(\S+\.py):\d+": r"rung/\1:<line>",
-    r"\d+ packages": "<some> packages",
+    r"\d+(\s+)packages": r"<some>\1packages",
+    r"\d+(\s+)executed files": r"<some>\1executed files",
     r"\d+ notes": "<some> notes",  # of samples, where one digit may decide what is drawn
     r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?[kMG]? (?:targets|steps)/s": "<rate>",
     rf"{AMOUNT}(?: \d+ (?:s|m|h)\b)?": "<amount>",

@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from rung.cli.options import config_option, json_option, runs_option, trust_option
-from rung.errors import RunError
 from rung.recipes import CATALOG
 
 
@@ -28,8 +27,9 @@ def command(
 ) -> None:
     """Look for mistakes before training: in the plan, the data, the model, its loss and its evals.
 
-    RECIPE is checked as it would start; a RUN (such as piano/7) with its own config, at its last save. Nothing is
-    trained and nothing is recorded. The exit code is 1 where something fails, else 0.
+    RECIPE is checked as it would start; a RUN (such as piano/7) with its own config, at its last save, or as it
+    started where there is none. Nothing is trained and nothing is recorded. The exit code is 1 where something fails,
+    else 0.
 
     \b
     Examples:
@@ -53,16 +53,14 @@ def command(
         if "/" not in what and not (root / what).exists():
             resolve(what)  # no run of that name: say what a recipe is
         found = open_run(what, root)
-        name = found.document["recipe"]
         resolved = resolve(None, overrides, files, parent=found, runs=root)
         saves = Checkpoints(found.path / "checkpoints")
-        if not saves.steps():
-            raise RunError(
-                f"{found.id} has no save to look at; `rung check {name}` looks at the recipe as it would start",
-                code="no-checkpoint",
-            )
-        setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
-        restore(setup, saves.at(saves.steps()[-1]))
+        steps = saves.steps()
+        setup = build(resolved.config, resolved.recipe_class, root, is_new=not steps)
+        if steps:
+            restore(setup, saves.at(steps[-1]))
+        else:  # a run that ended before its first one
+            click.echo(f"{found.id} has no save; it is checked as it started", err=True)
 
     def report(name: str, done: int, total: int) -> None:
         click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)

@@ -44,8 +44,9 @@ def command(
 ) -> None:  # fmt: skip
     """Say what changed from run A to run B: config, code, data, environment, seed, budget, meaning of the metrics.
 
-    It is a strict A/B when exactly one thing was changed on purpose, and nothing else differs that could matter. Code
-    is compared as it ran, uncommitted and new files included. A and B are piano/7, piano/best or a path.
+    It is a strict A/B when exactly one thing was changed on purpose, and nothing else that was recorded differs and
+    could matter. The code of a run is what it executed, wherever it lies. The last line says what was not looked at. A
+    and B are piano/7, piano/best or a path.
 
     \b
     Examples:
@@ -105,6 +106,7 @@ def command(
         click.echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
 
     _print_outcome(happened, names)
+    click.echo("\n" + _folded(f"not looked at: {shown('; '.join(comparison.unknown), 1000)}"))
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -132,6 +134,7 @@ def _everything(comparison: Comparison, strict: Strictness, happened: Outcome) -
         "allowed": [difference._asdict() for difference in strict.allowed],
         "differences": [difference._asdict() for difference in comparison.differences],
         "same": comparison.same,
+        "not_looked_at": comparison.unknown,
         "notes": comparison.notes,
         "code": {
             "files": [file._asdict() for file in code.files],
@@ -171,7 +174,7 @@ def _print_code(comparison: Comparison, strict: Strictness, how: str) -> None:
     if code.problem:
         click.echo("\n" + _folded(f"code: unknown, {shown(code.problem, 600)}"))
     elif not code.files:
-        click.echo("\ncode: the same")
+        click.echo("\ncode: the same" + (", as far as it was executed" if code.is_executed else ""))
     else:
         click.echo(f"\ncode ({len(code.files)} file{'s' if len(code.files) != 1 else ''})")
         listed = changes if how != "short" else changes[:NUM_FILES]

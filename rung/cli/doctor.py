@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -38,6 +39,7 @@ def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, r
     found = open_run(run, root)
     name = ref(found.path, found.id)
     report = report_of(read(found))
+    report = replace(report, findings=[finding.at(found.id, name) for finding in report.findings])
     if as_json:
         print_json(report.to_dict(name))
     else:

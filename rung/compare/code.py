@@ -1,25 +1,33 @@
-"""How the code of two runs differs, out of their snapshots: uncommitted and untracked files included.
+"""How the code of two runs differs: what they executed, and their snapshots, uncommitted and untracked files included.
 
-Equal trees are equal code, also where no repository is at hand, unless the runs executed two scripts of it. Two commits
-of one repository are compared by git, with nothing of the user's settings; anything else (an archive, two repositories)
-file by file. Nothing is unpacked, checked out or fetched. Which of the files matter is left to factors.
+Where both runs say what they executed (runs/executed.py), that decides about Python: a file that was edited, lies
+elsewhere or is ignored by git is found by its hash, and one that neither ran is a note. What else differs between the
+folders counts, because a run may have read it, unless it is output. Of runs that do not say, every file counts.
+
+Equal trees are equal, also where no repository is at hand. Two commits of one repository are compared by git, with
+nothing of the user's settings; anything else (an archive, two repositories) file by file. Nothing is unpacked, checked
+out or fetched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import hashlib
 import os
 import re
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rung.compare.reading import list_of, mapping, segments_of
 from rung.errors import RunError
+from rung.runs.executed import CONFIG_SUFFIXES, read_contents
+from rung.runs.files import from_json, read_json
 from rung.runs.paths import inside, outside_of_runs
 from rung.runs.provenance import SnapshotError, WorkingTree, is_source
 from rung.runs.query import Run
@@ -28,6 +36,7 @@ MOST_ARCHIVE_BYTES = 200_000_000  # unpacked, in memory; provenance packs a quar
 MOST_COMPARED_BYTES = 2_000_000  # of one file that is compared here: difflib takes seconds at that size
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # anything else would reach git as an option
 _NUM_SHOWN = 5
+_NUM_OTHERS = 2_000
 Files = Mapping[bytes, tuple[str, Callable[[], bytes]]]  # name -> what git calls the content, and how to get it
 
 
@@ -38,6 +47,8 @@ class ChangedFile(NamedTuple):
     path: str
     added: int | None
     removed: int | None
+    why: str = ""  # what is to be known of it besides the lines
+    weight: str = "hidden"  # or note; lone: one run executed it and the other did not, which may follow from a key
 
 
 class Resumed(NamedTuple):
@@ -58,6 +69,10 @@ class CodeDiff:
     problem: str = ""
     notes: list[str] = field(default_factory=list)  # files that no snapshot holds, code that changed on a resume
     resumed: list[Resumed] = field(default_factory=list)
+    is_executed: bool = False  # whether both runs say what they executed
+    num_executed: int = 0  # files that both executed, and that are equal
+    unknown: list[str] = field(default_factory=list)  # what could not be looked at
+    ran: tuple[Ran | None, Ran | None] = (None, None)
 
 
 class Snapshot(NamedTuple):
@@ -85,11 +100,96 @@ class CodeUnavailable(Exception):
     """Why a snapshot cannot be read; becomes a `problem`."""
 
 
+class Ran(NamedTuple):
+    """What an attempt of a run executed, and where to read it."""
+
+    snapshot: Snapshot
+    document: Mapping[str, Any]
+    has_ended: bool
+
+    @property
+    def files(self) -> list[Mapping[str, Any]]:
+        return [one for one in list_of(self.document.get("files")) if isinstance(one, dict) and one.get("sha256")]
+
+    @property
+    def written(self) -> set[str]:
+        """Files of the kept folder that appeared or changed while it ran."""
+        names = [*list_of(self.document.get("wrote")), *list_of(self.document.get("outputs"))]
+        return set(map(str, names))
+
+    def content(self, entry: Mapping[str, Any]) -> bytes | None:
+        """What it executed under this name; None where nobody kept it."""
+        label, kept = str(entry.get("file")), str(entry.get("kept") or "")
+        try:
+            if kept == "snapshot":
+                found = _files(self.snapshot, is_mixed=False).get(os.fsencode(label))
+                data = found[1]() if found is not None else None
+                return data if data is not None and hashlib.sha256(data).hexdigest() == entry["sha256"] else None
+            if kept:
+                return read_contents(self.snapshot.folder / os.path.basename(kept)).get(label)
+        except (CodeUnavailable, SnapshotError, OSError, ValueError):
+            pass
+        return None
+
+
+def ran(run: Run, snapshot: Snapshot, env: str = "env.json") -> Ran | None:
+    """None where the run does not say what it executed, as one that was recorded before runs did."""
+    path = run.path / f"executed{os.path.basename(env).removeprefix('env')}"
+    try:
+        document = mapping(read_json(path))
+    except (OSError, ValueError):
+        return None
+    if not list_of(document.get("files")):  # a module at least is always there, unless nothing could be seen
+        return None
+    return Ran(snapshot, document, run.status == "finished")
+
+
 def diff(a: Run, b: Run) -> CodeDiff:
     """The change from the code of `a` to that of `b`, each as it was at the run's start."""
     snapshots = [Snapshot(run.id, run.path, mapping(run.document.get("code"))) for run in (a, b)]
+    firsts = [next(iter(segments_of(run)), {}) for run in (a, b)]
+    sides = [ran(run, one, str(first.get("env") or "env.json")) for run, one, first in zip((a, b), snapshots, firsts)]
     found = compared(*snapshots)
-    # Two runs of somebody's own loop that executed two scripts ran other code, even where both trees hold both of them.
+    if sides[0] is not None and sides[1] is not None:
+        found = _with_executed(found, sides[0], sides[1])
+    else:
+        found = _with_scripts(found, a, b, snapshots)
+        found.files = [_as_notebook(file, snapshots) or file for file in found.files]
+        silent = [run.id for run, side in zip((a, b), sides) if side is None]
+        found.unknown.append(f"what {' and '.join(dict.fromkeys(silent))} executed outside of the kept folder")
+    found.ran = (sides[0], sides[1])
+    for snapshot in snapshots:
+        left_out = [str(name) for name in list_of(snapshot.code.get("left_out"))]
+        if left_out:
+            more = f" and {len(left_out) - _NUM_SHOWN} more" if len(left_out) > _NUM_SHOWN else ""
+            found.notes.append(f"the snapshot of {snapshot.run_id} leaves out {', '.join(left_out[:_NUM_SHOWN])}{more}")
+
+    for run, first, side in list(zip((a, b), snapshots, sides))[: 2 if a.path != b.path else 1]:
+        seen = set()
+        for part in segments_of(run):
+            later = first._replace(code=mapping(part.get("code")))
+            # A rollback writes the attempt once more: the same code, reported once.
+            if not part.get("code") or (key := frozenset(later.names())) in seen:
+                continue
+            seen.add(key)
+            then = ran(run, later, str(part.get("env") or "env.json"))
+            if side is not None and then is not None:
+                change = _with_executed(compared(first, later), side, then, is_resume=True)
+            elif first.names() & later.names():
+                continue
+            else:
+                change = compared(first, later)
+            files = [file for file in change.files if file.weight == "hidden"]
+            if files or change.problem:
+                found.resumed.append(Resumed(run.id, part.get("first_step"), files, change.problem))
+                what = change.problem or ", ".join(file.path for file in files[:_NUM_SHOWN])
+                found.notes.append(f"{run.id} continued at step {part.get('first_step')} with other code: {what}")
+    return found
+
+
+def _with_scripts(found: CodeDiff, a: Run, b: Run, snapshots: list[Snapshot]) -> CodeDiff:
+    """Of runs that do not say what they executed: two of somebody's own loop that name two scripts ran other code, even
+    where both trees hold both of them."""
     is_own = all(run.document.get("recipe") == "own loop" for run in (a, b))
     commands = [list_of(run.document.get("command")) for run in (a, b)]
     scripts = [str(command[0]) for command in commands if command]
@@ -103,25 +203,275 @@ def diff(a: Run, b: Run) -> CodeDiff:
             changed, patch = _compared_file(" -> ".join(scripts), *contents)
             found.files.append(changed)
             found.patch += patch
-    for snapshot in snapshots:
-        left_out = [str(name) for name in list_of(snapshot.code.get("left_out"))]
-        if left_out:
-            more = f" and {len(left_out) - _NUM_SHOWN} more" if len(left_out) > _NUM_SHOWN else ""
-            found.notes.append(f"the snapshot of {snapshot.run_id} leaves out {', '.join(left_out[:_NUM_SHOWN])}{more}")
+    return found
 
-    for run, first in zip((a, b) if a.path != b.path else (a,), snapshots):
-        seen = set()
-        for part in segments_of(run):
-            later = first._replace(code=mapping(part.get("code")))
-            # A rollback writes the attempt once more: the same code, reported once.
-            if not part.get("code") or first.names() & later.names() or (key := frozenset(later.names())) in seen:
-                continue
-            seen.add(key)
-            change = compared(first, later)
-            if change.files or change.problem:
-                found.resumed.append(Resumed(run.id, part.get("first_step"), change.files, change.problem))
-                what = change.problem or ", ".join(file.path for file in change.files[:_NUM_SHOWN])
-                found.notes.append(f"{run.id} continued at step {part.get('first_step')} with other code: {what}")
+
+# What was executed
+
+
+def _with_executed(tree: CodeDiff, a: Ran, b: Ran, is_resume: bool = False) -> CodeDiff:
+    """The change of two folders, with what ran in the first place and all else weighed by it."""
+    found = CodeDiff(problem=tree.problem, notes=list(tree.notes), is_executed=True)
+    patches: list[str] = []
+    sides = (a, b)
+    of_file: list[set[str]] = [{str(one["file"]) for one in side.files} for side in sides]
+    in_tree = {file.path for file in tree.files}
+    for old, new in _paired(a.files, b.files):
+        if old is not None and new is not None:
+            _compare_executed(found, patches, (a, old), (b, new))
+            continue
+        if is_resume:  # it may have stopped before, or begun after, the import
+            continue
+        side, entry = (a, old) if old is not None else (b, new)
+        assert entry is not None
+        other = b if side is a else a
+        name = str(entry["file"])
+        if entry.get("how") == "named" and name in in_tree:  # read by the other under another name, if at all
+            of_file[0 if side is a else 1].discard(name)
+            continue
+        content, which = side.content(entry), side.snapshot.run_id
+        status = "A" if side is b else "D"
+        if entry.get("is_written"):
+            why, weight = f"written by {which} itself", "note"
+        elif (there := _in_snapshot(other.snapshot, name)) is not None and (
+            hashlib.sha256(there).hexdigest() == entry["sha256"]
+        ):
+            why, weight = f"both had it, only {which} executed it", "note"
+        elif not other.has_ended:
+            why, weight = f"only {which} executed it; {other.snapshot.run_id} has not finished", "note"
+        else:
+            verb = "executed" if entry.get("how") == "imported" else "names"
+            why, weight = f"only {which} {verb} it", "lone" if entry.get("how") == "imported" else "hidden"
+        changed, patch = _compared_file(name, *((None, content) if side is b else (content, None)))
+        if content is None:
+            changed = changed._replace(status=status, added=None, removed=None)
+        elif weight != "note":
+            patches.append(patch)
+        found.files.append(changed._replace(why=why, weight=weight))
+
+    # Files of the folders that neither executed.
+    is_notebook = [side.document.get("main") in ("notebook", "session") for side in sides]
+    blocks = _by_file(tree.patch)
+    for file in tree.files:
+        if file.path in of_file[0] or file.path in of_file[1]:
+            continue  # told above, by what was executed
+        weighed = _weighed(file, sides, is_notebook)
+        found.files.append(weighed)
+        if weighed.weight != "note" and file.path in blocks:
+            patches.append(blocks[file.path])
+    found.patch = "".join(patches)
+    if "notebook" in (a.document.get("main"), b.document.get("main")):
+        found.notes.append("of a notebook, the cells that were executed are compared")
+    for side in sides:
+        has_program = any("__main__" in _modules(one) for one in side.files)
+        if side.document.get("main") == "session" or (side.document.get("main") == "piped" and not has_program):
+            found.unknown.append(f"what was typed or piped into {side.snapshot.run_id}")
+    return found
+
+
+def _modules(entry: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in list_of(entry.get("modules"))]
+
+
+def _paired(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    """Each executed file with its counterpart: the program with the program, a module with the module of that name,
+    whatever folder it was found in, then by name."""
+    pairs: list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
+    left, right = list(before), list(after)
+
+    def take(key: Callable[[Mapping[str, Any]], Collection[Any]]) -> None:
+        places: dict[Any, Mapping[str, Any]] = {}
+        for one in right:
+            for name in key(one):
+                places.setdefault(name, one)
+        for one in list(left):
+            partner = next((places[name] for name in key(one) if name in places), None)
+            if partner is not None and any(partner is other for other in right):
+                pairs.append((one, partner))
+                left[:] = [other for other in left if other is not one]
+                right[:] = [other for other in right if other is not partner]
+
+    take(lambda one: ["__main__"] if "__main__" in _modules(one) else [])
+    take(lambda one: [(str(one["file"]), name) for name in _modules(one)])
+    take(lambda one: [str(one["file"])])
+    take(_modules)
+    take(lambda one: [(os.path.basename(str(one["file"])), one["sha256"])])
+    return [*pairs, *((one, None) for one in left), *((None, one) for one in right)]
+
+
+def _compare_executed(
+    found: CodeDiff, patches: list[str], before: tuple[Ran, Mapping[str, Any]], after: tuple[Ran, Mapping[str, Any]]
+) -> None:
+    old, new = before[1], after[1]
+    names = [str(old["file"]), str(new["file"])]
+    name = " -> ".join(dict.fromkeys(names))
+    edited = [side.snapshot.run_id for side, entry in (before, after) if entry.get("is_edited")]
+    if edited:
+        why = f"edited after {' and '.join(edited)} had loaded it: what ran is not known"
+        found.files.append(ChangedFile("M", name, None, None, why))
+    elif old["sha256"] == new["sha256"]:
+        found.num_executed += 1
+        if names[0] != names[1] and "__main__" in _modules(old):
+            found.notes.append(f"the script has two names, {names[0]} and {names[1]}, and the same content")
+    elif old.get("is_written") and new.get("is_written"):
+        found.files.append(ChangedFile("M", name, None, None, "written by both runs themselves", "note"))
+    else:
+        contents = [side.content(entry) for side, entry in (before, after)]
+        if contents[0] is None or contents[1] is None:
+            whys = [str(entry.get("why") or "its content was not kept") for entry in (old, new)]
+            why = whys[0] if contents[0] is None else whys[1]
+            found.files.append(ChangedFile("M", name, None, None, f"other content; {why}"))
+        elif contents[0] == contents[1]:
+            why = "differs only in what looks like a secret, which is not kept"
+            found.files.append(ChangedFile("M", name, None, None, why))
+        elif name.endswith(".ipynb") and cells_of(contents[0]) == cells_of(contents[1]) is not None:
+            found.num_executed += 1
+        else:
+            changed, patch = _compared_file(name, *contents)
+            found.files.append(changed)
+            patches.append(patch)
+
+
+def _in_snapshot(snapshot: Snapshot, name: str) -> bytes | None:
+    try:
+        found = _files(snapshot, is_mixed=False).get(os.fsencode(name))
+        return None if found is None else found[1]()
+    except (CodeUnavailable, SnapshotError, OSError):
+        return None
+
+
+def _weighed(file: ChangedFile, sides: tuple[Ran, Ran], is_notebook: list[bool]) -> ChangedFile:
+    """A file of the kept folders that no run executed: whether one may have read it."""
+    path = PurePosixPath(file.path)
+    suffix, ids = path.suffix.lower(), [side.snapshot.run_id for side in sides]
+    written = [side.written for side in sides]
+    outputs = [set(map(str, list_of(side.document.get("outputs")))) for side in sides]
+
+    def note(why: str) -> ChangedFile:
+        return file._replace(why=why, weight="note")
+
+    if suffix in _PYTHON:
+        return note("executed by neither run")
+    if suffix == ".ipynb":
+        if (same := _as_notebook(file, [side.snapshot for side in sides])) is not None:
+            return same
+        instead = "the cells that were executed are compared instead"
+        return note(instead if any(is_notebook) else "executed by neither run")
+    if any(file.path in names for names in outputs):
+        return note("output of a run")
+    is_tracked = any(_is_tracked(side.snapshot, file.path) for side in sides)
+    if suffix in CONFIG_SUFFIXES or path.name in _CONFIG_NAMES or suffix in _CODE:
+        # A person edits the next run's configuration while this one trains: that one run "wrote" it says little.
+        if all(file.path in names for names in written):
+            return note("written by both runs themselves")
+        other = written[0] | written[1] | _written_by_others(sides)
+        is_new = file.status != "M" and not is_tracked and suffix in CONFIG_SUFFIXES
+        if is_new and file.path in other and not any(_names(side, path.name) for side in sides):
+            return note("written while a run ran, and named by no file that was executed")
+        return file
+    if suffix in _OUTPUTS or suffix.startswith(".tfevents") or "tfevents" in path.name:
+        return file if is_tracked and suffix in _DATA else note("output, neither code nor configuration")
+    if file.added is None and not is_tracked:
+        return note("binary, neither code nor configuration")
+    if file.status != "M" and not is_tracked:
+        return note(f"neither code nor configuration; only {ids[1] if file.status == 'A' else ids[0]} had it")
+    if all(file.path in names for names in written):
+        return note("written by both runs themselves")
+    if not is_tracked and file.path in written[0] | written[1] | _written_by_others(sides):
+        return note("written while a run ran")
+    return file
+
+
+def _names(side: Ran, name: str) -> bool:
+    """Whether a source that a run executed spells out this name."""
+    return any(name.encode() in (side.content(one) or b"") for one in side.files)
+
+
+_PYTHON = frozenset({".py", ".pyw", ".pyi", ".pyc"})
+_CODE = frozenset(
+    {".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".jl", ".js", ".j2", ".jinja"}
+)
+_CONFIG_NAMES = frozenset({"Makefile", "Dockerfile", ".env", ".flags"})
+# What programs write. Those of _DATA are also read: a tracked one that differs counts.
+_DATA = frozenset(
+    {".npy", ".npz", ".bin", ".pkl", ".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".parquet", ".gz", ".zip"}
+)
+_OUTPUTS = _DATA | {
+    ".log", ".out", ".err", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".html", ".wav", ".mp3", ".mid", ".mp4",
+    ".db", ".sqlite", ".prof", ".onnx", ".lock", ".tmp", ".swp", ".bak", ".pid", ".tar", ".o", ".so",
+}  # fmt: skip
+
+
+def cells_of(data: bytes) -> list[str] | None:
+    """The code of a notebook, cell by cell, without outputs, counts and texts; None where it is no notebook."""
+    try:
+        cells = mapping(from_json(data)).get("cells")
+        sources = [mapping(one).get("source") for one in list_of(cells) if mapping(one).get("cell_type") == "code"]
+    except (ValueError, RecursionError):
+        return None
+    if cells is None:
+        return None
+    texts = ["".join(map(str, one)) if isinstance(one, list) else str(one or "") for one in sources]
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _as_notebook(file: ChangedFile, snapshots: Sequence[Snapshot]) -> ChangedFile | None:
+    """A notebook whose code is the same, as a note; None for any other file."""
+    if not file.path.endswith(".ipynb"):
+        return None
+    contents = [_in_snapshot(snapshot, file.path) for snapshot in snapshots]
+    cells = [None if content is None else cells_of(content) for content in contents]
+    if cells[0] is None or cells[0] != cells[1]:
+        return None
+    return file._replace(why="the same code: only outputs, counts or texts differ", weight="note")
+
+
+def _is_tracked(snapshot: Snapshot, name: str) -> bool:
+    """Whether the last commit before the run has the file."""
+    head = str(snapshot.code.get("head") or "")
+    if snapshot.kind != "git" or not _HASH.fullmatch(head):
+        return False
+    try:
+        return _tracked(snapshot.folder, str(snapshot.code.get("root") or ""), head, snapshot.commit, name)
+    except (CodeUnavailable, SnapshotError, OSError):
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _tracked(folder: Path, root: str, head: str, commit: str, name: str) -> bool:
+    repository = _repository([Snapshot("", folder, {"kind": "git", "commit": commit, "root": root})])
+    if repository is None:
+        return False
+    return repository.git("cat-file", "-e", f"{head}:{name}", check=False).returncode == 0
+
+
+def _written_by_others(sides: tuple[Ran, Ran]) -> set[str]:
+    """What other runs beside these two wrote: of eight runs in a row, the third sees what the first two left."""
+    found: set[str] = set()
+    for root in dict.fromkeys(side.snapshot.folder.parent.parent for side in sides):
+        found |= _written_below(root, max((p.stat().st_mtime_ns for p in (root,) if p.is_dir()), default=0))
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _written_below(root: Path, changed: int) -> frozenset[str]:
+    found: set[str] = set()
+    for path in sorted(root.glob("*/*/executed*.json"))[:_NUM_OTHERS]:
+        with contextlib.suppress(OSError, ValueError):
+            document = mapping(read_json(path))
+            found |= {str(name) for key in ("wrote", "outputs") for name in list_of(document.get(key))}
+    return frozenset(found)
+
+
+def _by_file(patch: str) -> dict[str, str]:
+    """A patch in parts: the name behind b/, or behind a/ of a file that is gone, -> its part."""
+    found = {}
+    for part in re.split(r"^(?=diff )", patch, flags=re.M):
+        names = re.findall(r"^(?:\+\+\+ b/|--- a/)(.*?)\t?$", part, flags=re.M)
+        if names:
+            found[names[-1]] = part
     return found
 
 

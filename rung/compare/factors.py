@@ -1,7 +1,8 @@
 """What differs between two runs, and whether that was one change.
 
 A config key that differs was set by somebody and is written down. An edit in a file is what people forget, so code
-confounds a comparison unless it is declared by name. Nobody declares data, machine, budget, the meaning of a metric or
+confounds a comparison unless it is declared by name. So do words of the command and variables of the environment that
+no config key tells of, and counts of targets. Nobody declares data, machine, budget, the meaning of a metric or
 the initial weights either: a difference there is hidden unless a config key that differs explains it. A value known for
 one run only counts as a difference; one known for neither becomes a note.
 """
@@ -15,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from rung.compare.code import ChangedFile, CodeDiff
+from rung.compare.code import ChangedFile, CodeDiff, Ran
 from rung.compare.code import diff as code_diff
 from rung.compare.reading import (
+    COUNTED,
     column,
     evals,
     fell_short,
@@ -68,6 +70,27 @@ _OF_TRAINING = re.compile(
 )
 
 
+# Variables that say where things lie, what is printed, and how many threads: those are compared as `threads`.
+_HARMLESS_VARIABLES = re.compile(
+    r".*(_HOME|CACHE\w*|_DIR|_PATH|_LOGS?|_LOG_LEVEL|VERBOSE|VERBOSITY|_DEBUG|_TIMEOUT\w*|_PORT|_ADDR|NUM_THREADS|_OFFLINE"
+    r"|_IFNAME|PYTHONPATH|ALLOC_CONF|PARALLELISM|BLOCKING|_PROGRESS_BARS|_WARNINGS?|ASYNC_ERROR_HANDLING|TELEMETRY)"
+    r"|CUDA_(DEVICE_ORDER|MODULE_LOADING|VERSION\w*)|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+"
+    r"|PRODUCT_NAME|PYTORCH_VERSION\w*|BUILD_ID)|OMP_PROC_BIND|OMP_PLACES|GOMP_\w+|KMP_(AFFINITY|BLOCKTIME|\w+_SHM\w*)"
+    r"|OPENBLAS_L2_SIZE|NCCL_(IB|SOCKET|NET|SHM|P2P)_\w+|HF_HUB_\w+|HF_ENDPOINT"
+)
+_OF_FLAGS = re.compile(r"tf32|precision|determin|benchmark|dtype|amp|cudnn|attention|sdp", re.I)
+# Keys of a script that say how much a step takes.
+_OF_COUNTS = re.compile(
+    r"batch|\bbs\b|micro|accum|context|block|seq|len|rows|samples|tokens|targets|world|crop|size|mask|pack|data|task",
+    re.I,
+)
+_OF_OUTPUT = re.compile(
+    r"(do|run|no|with|skip)?[_-]?(test|eval|predict|validate|sample)\w*|\w*(out|output|dir|folder|log|logs|save|tag|note|why|name|project|experiment|entity|port|verbose|quiet|debug|wandb"
+    r"|device|gpu|gpus|rank|resume_from|local_rank|num_workers|workers)\w*",
+    re.I,
+)
+
+
 class Difference(NamedTuple):
     part: str  # one of PARTS
     name: str  # optimizer.grad_clip; model.py; torch; train
@@ -94,6 +117,7 @@ class Comparison:
     code: CodeDiff
     same: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # how the runs stand: still running, diverged, shorter than planned
+    unknown: list[str] = field(default_factory=list)  # what was not looked at, or not recorded
 
     def of(self, *weights: str) -> list[Difference]:
         return [difference for difference in self.differences if difference.weight in weights]
@@ -109,8 +133,15 @@ def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
     of_code = list(_code(a, b, code, same))
     config = list(_config(a, b, is_other_code=any(d.weight == "hidden" for d in of_code)))
     keys = [d.name for d in config if d.weight == "factor"]
+    # A file that one run alone imported: another key or another file asked for it, or else nobody knows why.
+    causes = [*keys, *(d.name for d in of_code if d.weight == "hidden")]
+    for place, one in enumerate(of_code):
+        if one.weight == "lone":
+            more = f"; follows from {', '.join(causes[:_NUM_FILES])}" if causes else ""
+            of_code[place] = one._replace(weight="follows" if causes else "hidden", detail=one.detail + more)
+    config += _command(a, b, code)
     data = list(_data(a, b, keys, same))
-    differences = [*config, *of_code, *data, *_environment(a, b, keys, same)]
+    differences = [*config, *of_code, *data, *_environment(a, b, keys, same, code.ran)]
     seeds = a.document.get("seed"), b.document.get("seed")
     if seeds[0] != seeds[1]:
         differences.append(Difference("seed", "seed", *seeds, "hidden"))
@@ -119,6 +150,8 @@ def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
     else:
         same.append(f"seed ({seeds[0]})")
     differences += _budget(a, b, same)
+    if has_rows:
+        differences += _counts(a, b, keys, same)
     differences += _metric(a, b, same, has_rows)
     differences += _pairing(a, b, keys, same)
     if has_rows and not any(d.weight in ("hidden", "follows") for d in data):
@@ -133,7 +166,73 @@ def compare(a: Run, b: Run, *, has_rows: bool = True) -> Comparison:
             notes.append(f"{run.id} is {run.status_text}, at step {'none' if run.step is None else run.step}")
         if run.status != "running" and (did := fell_short(run)):
             notes.append(f"{run.id} did {did}")
-    return Comparison(a, b, differences, code, same, notes)
+    return Comparison(a, b, differences, code, same, notes, _unknown(a, b, code, has_rows))
+
+
+def _unknown(a: Run, b: Run, code: CodeDiff, has_rows: bool) -> list[str]:
+    """What this comparison says nothing of, because no record holds it."""
+    found = list(code.unknown)
+    if code.problem:
+        found.append("files of the folders that were kept")
+    elif code.is_executed:
+        found.append("files read under names that no executed source spells out, where git ignores them")
+    silent = [run.id for run in (a, b) if mapping(run.data().get("train")).get("fingerprint") is None]
+    if silent:
+        found.append(f"the data of {' and '.join(dict.fromkeys(silent))}")
+    if has_rows:
+        silent = [run.id for run in (a, b) if not column(run, "targets").values]
+        if silent:
+            found.append(f"how many targets {' and '.join(dict.fromkeys(silent))} counted")
+    if not (a.initial_weights() and b.initial_weights()):
+        found.append("the initial weights")
+    return [*found, "libraries outside of Python", "the load of the machine"]
+
+
+def _command(a: Run, b: Run, code: CodeDiff) -> Iterator[Difference]:
+    """Words of the commands of two scripts that no config key tells of: `--accumulate 8` of a script that recorded no
+    config. In rung's own training the config holds whatever a command said."""
+    if is_of_engine(a) or is_of_engine(b):
+        return
+    sides: list[dict[str, str]] = []
+    for run, ran in zip((a, b), code.ran):
+        if ran is None or ran.document.get("main") in ("notebook", "session"):
+            return
+        told = {name.lower().replace("-", "_"): value for name, value in leaves(run.config())}
+        names = {*told, *(name.rpartition(".")[2] for name in told)}
+        values = {str(value) for value in told.values()}
+        words, found, place = [str(word) for word in list_of(ran.document.get("command"))[1:]], {}, 0
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if word.startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", word):
+                if not equals and words and not words[0].startswith("--"):
+                    value = words.pop(0)
+            elif not equals:
+                name, value, place = f"word {place + 1}", word, place + 1
+            plain_name = name.lstrip("-").lower().replace("-", "_")
+            if plain_name in names or plain_name.removeprefix("no_") in names or (value and value in values):
+                continue  # the config has it
+            if plain_name in ("seed", "random_seed") and run.document.get("seed") is not None:
+                continue
+            found[name] = value
+        sides.append(found)
+    was, now = sides
+    differing = [name for name in dict.fromkeys([*was, *now]) if was.get(name) != now.get(name)]
+    for weight, chosen in (
+        ("hidden", [name for name in differing if not _OF_OUTPUT.fullmatch(name.lstrip("-"))]),
+        ("note", [name for name in differing if _OF_OUTPUT.fullmatch(name.lstrip("-"))]),
+    ):
+        if chosen:
+            before, after = (
+                " ".join(
+                    one[name] if name.startswith("word ") else f"{name}={one[name]}" if one[name] else name
+                    for name in chosen
+                    if name in one
+                )
+                for one in sides
+            )
+            detail = "no config key tells of it" if weight == "hidden" else "where output goes"
+            yield Difference("config", "command line", before, after, weight, detail, "command line", "command line")
 
 
 def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
@@ -198,11 +297,13 @@ def _code(a: Run, b: Run, code: CodeDiff, same: list[str]) -> Iterator[Differenc
 
     if code.problem:
         yield Difference("code", "code", name_of(a), name_of(b), "hidden", f"unknown: {code.problem}")
-    elif not code.files:
-        same.append(f"code ({name_of(a)})")
+    elif not any(_weight_of_file(file) != "note" for file in code.files):
+        same.append(f"{code.num_executed} executed files" if code.is_executed else f"code ({name_of(a)})")
     for file in code.files:
         count = "binary" if file.added is None else f"+{file.added} -{file.removed}"
         detail = {"A": f"new, {count}", "D": f"gone, {count}"}.get(file.status, count)
+        if file.why:
+            detail = file.why if file.added is None else f"{detail}; {file.why}"
         yield Difference("code", file.path, file.removed, file.added, _weight_of_file(file), detail)
     for one in code.resumed:
         is_harmless = not one.problem and all(_weight_of_file(file) == "note" for file in one.files)
@@ -214,7 +315,7 @@ def _code(a: Run, b: Run, code: CodeDiff, same: list[str]) -> Iterator[Differenc
 def _weight_of_file(file: ChangedFile) -> str:
     path = PurePosixPath(file.path)
     is_document = path.suffix.lower() in _DOCUMENTS or path.name in _DOCUMENT_NAMES
-    return "note" if is_document else "hidden"
+    return "note" if is_document else file.weight
 
 
 # Nobody declares what follows. `keys` are the config keys that differ; `same` is told what was found equal.
@@ -252,7 +353,9 @@ def _data(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Di
             yield Difference("data", name, before, after, "follows" if causes else "hidden", detail)
 
 
-def _environment(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Difference]:
+def _environment(
+    a: Run, b: Run, keys: Collection[str], same: list[str], ran: tuple[Ran | None, Ran | None]
+) -> Iterator[Difference]:
     """What it ran on, at the start of each run; and what an attempt of one run changed about it."""
     was, now = _environments(a), _environments(b)
     if not was[0] and not now[0]:
@@ -261,7 +364,12 @@ def _environment(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iter
         whom = a.id if not was[0] else b.id
         yield Difference("environment", "environment", None, None, "hidden", f"{whom} does not say what it ran on")
     else:
-        found = list(_changed_environment(was[0], now[0], (a.id, b.id)))
+        documents = None if ran[0] is None or ran[1] is None else (ran[0].document, ran[1].document)
+        imported = None if documents is None else [mapping(one.get("packages")) for one in documents]
+        found = list(_changed_environment(was[0], now[0], (a.id, b.id), imported))
+        if documents is not None:
+            found += _variables(documents, (a, b), (was[0], now[0]))
+            found += _flags(documents, keys)
         # What was chosen for the run: `auto` in both configs may mean two devices.
         chosen = [part_of(run, "derived") for run in (a, b)]
         for name in ("device", "dtype", "num_ranks", "threads"):
@@ -271,7 +379,8 @@ def _environment(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iter
                 weight = "follows" if is_asked else "note" if name == "threads" else "hidden"
                 found.append(Difference("environment", name, before, after, weight))
         if not any(difference.weight == "hidden" for difference in found):
-            same.append(f"python, torch, device and {len(mapping(was[0].get('packages')))} packages")
+            counted = len(mapping(was[0].get("packages"))) if imported is None else len(imported[0])
+            same.append(f"python, torch, device and {counted} packages{'' if imported is None else ' as imported'}")
         yield from found
     for run, attempts in ((a, was), (b, now)) if a.path != b.path else ((a, was),):
         for number, later in enumerate(attempts[1:], 1):
@@ -297,10 +406,20 @@ def _environments(run: Run) -> list[Mapping[str, Any]]:
     return [found[0], *(one for one in found[1:] if one)]
 
 
-def _changed_environment(was: Mapping[str, Any], now: Mapping[str, Any], ids: tuple[str, str]) -> Iterator[Difference]:
-    sides = []
-    for env in (was, now):
+def _changed_environment(
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    ids: tuple[str, str],
+    imported: Sequence[Mapping[str, Any]] | None = None,
+) -> Iterator[Difference]:
+    """`imported` are the packages of both runs as they were loaded: then others that are installed are a note."""
+    sides, loaded = [], []
+    for place, env in enumerate((was, now)):
         packages = dict(mapping(env.get("packages")))
+        loaded.append({} if imported is None else {_same_name(n): n for n in imported[place]})
+        if imported is not None:  # under the names that metadata has; of two installed ones, that which was loaded
+            called = {_same_name(name): name for name in packages}
+            packages |= {called.get(_same_name(name), name): version for name, version in imported[place].items()}
         gpus = [gpu for gpu in list_of(env.get("gpus")) if isinstance(gpu, dict)]
         named = {
             "python": f"{env.get('implementation', '')} {env.get('python')}".strip(),
@@ -317,13 +436,76 @@ def _changed_environment(was: Mapping[str, Any], now: Mapping[str, Any], ids: tu
         if before != after:
             detail = "" if before and after else f"{ids[1] if before else ids[0]} does not say"
             yield Difference("environment", name, before, after, "hidden", detail)
-    if old != new:
-        names = [name for name in sorted(old.keys() | new.keys(), key=str.lower) if old.get(name) != new.get(name)]
-        before, after = ({n: packages[n] for n in names if n in packages} for packages in (old, new))
-        yield Difference("environment", "packages", before, after, "hidden", _changes(old, new, ids))
+    names = [name for name in sorted(old.keys() | new.keys(), key=str.lower) if old.get(name) != new.get(name)]
+
+    def is_loaded(name: str) -> bool:
+        """By both, or by one where the other has no such package: a script may do without it."""
+        by = [_same_name(name) in one for one in loaded]
+        return all(by) or (by[0] and name not in new) or (by[1] and name not in old)
+
+    of_loaded = names if imported is None else [name for name in names if is_loaded(name)]
+    others = [name for name in names if name not in of_loaded]
+    for part, chosen, weight in (("packages", of_loaded, "hidden"), ("other packages", others, "note")):
+        if chosen:
+            parts = [{n: packages[n] for n in chosen if n in packages} for packages in (old, new)]
+            detail = _changes(parts[0], parts[1], ids)
+            if weight == "note":
+                detail = f"installed, and not loaded by both: {detail}"
+            yield Difference("environment", part, parts[0], parts[1], weight, detail)
     for name in _MACHINE:
         if was.get(name) != now.get(name):
             yield Difference("environment", name, was.get(name), now.get(name), "note")
+
+
+def _same_name(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def _variables(
+    documents: Sequence[Mapping[str, Any]], runs: tuple[Run, Run], environments: Sequence[Mapping[str, Any]]
+) -> Iterator[Difference]:
+    """Variables of the environment: those that libraries compute by, and those that the executed files read."""
+    was, now = (mapping(one.get("variables")) for one in documents)
+    read = {str(name) for one in documents for name in list_of(one.get("read_variables"))}
+    trees = [dict(leaves(run.config())) for run in runs]
+    for name in sorted(was.keys() | now.keys()):
+        before, after = was.get(name), now.get(name)
+        if before == after:
+            continue
+        keys = [key for key in trees[0].keys() & trees[1].keys() if key.rpartition(".")[2].lower() == name.lower()]
+        visible = []
+        for value, env in zip((before, after), environments):
+            gpus = [str(mapping(gpu).get("name")) for gpu in list_of(env.get("gpus"))]
+            chosen = gpus if value is None else [word for word in str(value).split(",") if word.strip()]
+            by_number = [gpus[int(w)] for w in chosen if w.strip().isdecimal() and int(w) < len(gpus)]
+            visible.append(chosen if value is None else by_number if len(by_number) == len(chosen) else chosen)
+        if any(trees[0][key] != trees[1][key] for key in keys):
+            weight, detail = "follows", f"follows from {keys[0]}"
+        elif name == "CUDA_VISIBLE_DEVICES":
+            has_gpus = any(list_of(env.get("gpus")) for env in environments)
+            weight = "hidden" if has_gpus and visible[0] != visible[1] else "note"
+            detail = "" if weight == "hidden" else "devices of one kind" if has_gpus else "neither run saw a GPU"
+        elif _HARMLESS_VARIABLES.fullmatch(name):
+            weight, detail = "note", ""
+        else:
+            weight, detail = "hidden", "read by a file that was executed" if name in read else ""
+        yield Difference("environment", name, before, after, weight, detail)
+
+
+def _flags(documents: Sequence[Mapping[str, Any]], keys: Collection[str]) -> Iterator[Difference]:
+    """How torch computes, as it was set when training began or later."""
+    states = [[mapping(one) for one in list_of(document.get("flags"))] for document in documents]
+    if not all(states):
+        return
+    was, now = (state[-1] for state in states)
+    for name in (name for name in was if name in now and was[name] != now[name]):
+        causes = [key for key in keys if _OF_FLAGS.search(key)]
+        detail = f"follows from {', '.join(causes)}" if causes else ""
+        weight = "follows" if causes else "hidden"
+        yield Difference("environment", f"torch {name}", was[name], now[name], weight, detail)
+    if was == now and len(states[0]) != len(states[1]):
+        detail = "torch's flags changed while one of the runs trained"
+        yield Difference("environment", "torch flags", len(states[0]), len(states[1]), "note", detail)
 
 
 def _budget(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
@@ -338,9 +520,9 @@ def _budget(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
         if planned[0] != planned[1]:
             whom = a.id if planned[0] is None else b.id
             yield Difference("budget", "num_steps", planned[0], planned[1], "hidden", f"{whom} declares no budget")
-        elif a.step != b.step:
+        elif (lasts := [_trained_steps(run) for run in (a, b)])[0] != lasts[1]:
             detail = "the last step; neither run declares a budget"
-            yield Difference("budget", "last_step", a.step, b.step, "hidden", detail)
+            yield Difference("budget", "last_step", lasts[0], lasts[1], "hidden", detail)
         return
     ends = "the schedules end at different steps; points in the middle of a schedule cannot be compared"
     horizons = [number_of(one.get("decay_steps")) for one in derived]
@@ -355,6 +537,51 @@ def _budget(a: Run, b: Run, same: list[str]) -> Iterator[Difference]:
     if steps[0] == steps[1] and targets[0] == targets[1] and horizons[0] == horizons[1]:
         about = f", about {targets[0]:.0f} targets" if targets[0] is not None else ""
         same.append(f"budget ({steps[0]:g} steps{about})")
+
+
+def _trained_steps(run: Run) -> int | None:
+    """How far training came: an eval after it, as Lightning's `test` is, has a number of its own and trains nothing."""
+    steps = part_of(run, "totals").get("step")
+    return steps if type(steps) is int and steps > 0 else run.step
+
+
+def _counts(a: Run, b: Run, keys: Collection[str], same: list[str]) -> Iterator[Difference]:
+    """Predictions and rows as they were counted, a step and in all. What a config says of them may be wrong, or absent:
+    a number in a file that nobody recorded changes them all the same."""
+    is_same_seed = a.document.get("seed") == b.document.get("seed") is not None
+    for name in COUNTED:
+        columns = [column(run, name) for run in (a, b)]
+        if not all(one.values for one in columns):
+            continue
+        was, now = (dict(zip(one.steps, one.values)) for one in columns)
+        shared = [step for step in was if step in now and math.isfinite(was[step]) and math.isfinite(now[step])]
+        if len(shared) < 2:
+            continue
+        old, new = ([of[step] for step in shared] for of in (was, now))
+        sums = [math.fsum(old), math.fsum(new)]
+        if not any(sums):
+            continue
+        # Rows of other lengths come in another order with another seed: what their means may differ by is their spread.
+        spread = 0.0
+        if not is_same_seed:
+            mean = (sums[0] - sums[1]) / len(shared)
+            spread = 4 * math.sqrt(math.fsum((x - y - mean) ** 2 for x, y in zip(old, new)))
+        if abs(sums[0] - sums[1]) <= 1e-6 * max(map(abs, sums)) + spread:
+            same.append(f"{name} of {len(shared)} steps")
+            continue
+        means = [total / len(shared) for total in sums]
+        totals = [math.fsum(v for v in one.values if math.isfinite(v)) for one in columns]
+        is_equal_in_all = abs(totals[0] - totals[1]) <= max(1e-2 * max(map(abs, totals)), *means)
+        declared = [planned_targets(run) for run in (a, b)]
+        causes = [key for key in keys if is_of_engine(a) or _OF_COUNTS.search(key.rpartition(".")[2])]
+        if causes and (is_equal_in_all or None not in declared):  # what was planned is compared as the budget
+            weight, detail = "follows", f"follows from {', '.join(causes)}"
+        else:
+            weight = "hidden"
+            detail = f"mean over {len(shared)} shared steps; {totals[0]:.6g} and {totals[1]:.6g} in all"
+            detail += f", from {', '.join(causes)}" if causes else ""
+        old_mean, new_mean = (float(f"{mean:.6g}") for mean in means)
+        yield Difference("budget", f"{name} a step", old_mean, new_mean, weight, detail)
 
 
 def _metric(a: Run, b: Run, same: list[str], has_rows: bool) -> Iterator[Difference]:
@@ -514,7 +741,7 @@ def strictness(comparison: Comparison, allowed: Collection[str] = (), declared: 
     if factor is not None and not hidden:
         return Strictness(True, factor, [], accepted, f"strict A/B: {change_of(factor)}{besides}")
     if not factors and not hidden:
-        words = f"not an A/B: nothing that matters differs{besides}"
+        words = f"not an A/B: nothing that was recorded differs{besides}"
     elif not factors and all(d.part == "seed" for d in hidden):
         words = f"not an A/B: a repeat with another seed{besides}"
     else:

@@ -286,7 +286,7 @@ def _judge_finished(out: Judgement, gate: Gate, delta: float | None, spending: A
     if is_refused:
         out.word, out.is_provisional = "UNDECIDED", False
     if out.is_aa:
-        out.reasons.append("an A/A test: nothing differs, so what is seen here is noise")
+        out.reasons.append("an A/A test: nothing that was recorded differs, so what is seen here is noise")
     if is_refused and out.is_aa:
         out.reasons.append("the interval excludes 0 nevertheless: chance, or something that no record holds")
     elif is_refused:

@@ -229,6 +229,8 @@ def _changes(found: Link) -> Iterator[Block]:
         yield Table(["part", "what", "before", "after", "weight", "in words"], rows)
     if comparison.same:
         yield Paragraph([f"The same in both: {', '.join(comparison.same)}."])
+    if comparison.unknown:
+        yield Paragraph([f"Not looked at: {without_root(found.run, ', '.join(comparison.unknown))}."])
     notes = [*comparison.notes, *comparison.code.notes]
     if notes:
         yield Bullets([[without_root(found.run, text)] for text in notes])

@@ -22,7 +22,8 @@ UNREADABLE = (
     RunError, OSError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError,
 )  # fmt: skip
 TRAINING = "loss"  # of the rows of training, where there are no evals
-_SHARED = ("targets", "step_s", "batch_hash")  # what `compare` and `outcome` both look at: read together
+COUNTED = ("targets", "samples", "tokens", "num_samples", "num_tokens", "examples")  # what scripts count a step by
+_SHARED = (*COUNTED, "step_s", "batch_hash")  # what `compare` and `outcome` both look at: read together
 
 
 class Curve(NamedTuple):

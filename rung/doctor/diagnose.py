@@ -1,17 +1,21 @@
 """From a history to findings: asks every rule, and hides what follows from something else.
 
-A rule has findings, or none, or did not look, with what was missing. A scan is asked once. A state is asked every
-twenty steps and counts when it held three times in a row; one that is over is info.
+A rule answers sick (a finding of warn or more), healthy (it looked, and found nothing) or not looked at, with the
+reason and what would let it look. A scan is asked once. A
+state is asked every twenty steps and counts when it held three times in a row; one that is over is info.
+
+Of a run as a whole `verdict` says the same three: sick, healthy, or not known where rules that no run is healthy
+without could not look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
-from rung.doctor.rules import Rule, catalogue
+from rung.doctor.rules import NotLooked, Rule, catalogue
 
 EVERY, IN_A_ROW, LEAST = 20, 3, 50
 MOST_LOOKS = 120  # at a long run: the last ones, and groups of three spread over the rest
@@ -19,10 +23,19 @@ LONG_OVER = 100  # steps, or a twentieth of the run: a state that ended so long 
 HIDES = {
     "D3": ("N1", "N2"),
     "N6": ("N1", "N2"),
-    "O9": ("O2", "E1"),
+    "O9": ("O2", "E1", "L1"),
     "O1": ("A2", "A3", "A4", "A5"),
     "E3": ("E1", "E2"),
+    "L1": ("E1", "L3", "L4", "L5", "L6", "O2"),
+    "L5": ("L6",),
 }
+# What has to be known of any run that is called healthy, and the rules of which one has to have looked.
+ESSENTIAL = {
+    "whether the loss is finite and falls": ("L6", "E1", "E2"),
+    "whether the weights change": ("L1", "O9"),
+    "whether evals follow": ("L4", "E1", "E2", "C3"),
+}
+BAD_ENDS = ("crashed", "diverged", "vanished")
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,19 @@ class Answer:
     missing: str = ""  # not looked at: what it needs was not recorded
     is_early: bool = False  # not looked at: a state that could not be seen three times yet
     error: str = ""  # not looked at: the rule raised this
+    unclear: str = ""  # not looked at: the rule could not tell
+    how: str = ""  # what would let it look
+
+    @property
+    def why_not(self) -> str:
+        """Why the rule has not looked; empty where it has."""
+        if self.missing:
+            return f"not recorded: {self.missing}"
+        if self.error:
+            return f"it failed: {self.error}"
+        if self.is_early:
+            return f"too few steps: states are looked at after step {LEAST} and the warm-up, {IN_A_ROW} times"
+        return self.unclear
 
 
 def diagnose(history: History, rules: Sequence[Rule] | None = None, raises: bool = True) -> list[Finding]:
@@ -55,6 +81,8 @@ def ask(
     """The answer of each rule; with `only_now`, of states that hold at the end and not of those that are over."""
     answers = []
     for rule in rules if rules is not None else catalogue():
+        if rule.is_for_scripts and not history.is_script:
+            continue
         try:
             answers.append(_answer(rule, history, only_now))
         except Exception as error:
@@ -69,12 +97,15 @@ def ask(
 
 def _answer(rule: Rule, history: History, only_now: bool) -> Answer:
     if missing := rule.missing(history):
-        return Answer(rule, missing=missing)
+        return Answer(rule, missing=missing, how=rule.how(history))
     if rule.kind == "scan":
-        return Answer(rule, rule(history))
+        try:
+            return Answer(rule, rule.ask(history))
+        except NotLooked as error:
+            return Answer(rule, unclear=error.why, how=error.how)
     groups = looks(history, rule)
     if max(map(len, groups), default=0) < IN_A_ROW:
-        return Answer(rule, is_early=True)
+        return Answer(rule, is_early=True, how=f"a run of {_enough(history, rule)} steps")
     if only_now:  # the last look first: nearly all states end there, and a run in progress pays for one look
         found, ends = rule(history), groups[-1]
         is_held = found and all(rule(history.until(end)) for end in ends[-IN_A_ROW:-1])
@@ -82,11 +113,15 @@ def _answer(rule: Rule, history: History, only_now: bool) -> Answer:
 
     # The latest time at which the state held three times in a row.
     kept: list[Finding] = []
-    began, last = 0, 0
+    began, last, unclear = 0, 0, NotLooked("")
     for group in groups:
         streak = 0
         for end in group:
-            found = rule(history.until(end))
+            unclear = NotLooked("")
+            try:
+                found = rule.ask(history.until(end))
+            except NotLooked as error:
+                found, unclear = [], error
             streak = streak + 1 if found else 0
             if streak == 1:
                 began = end
@@ -96,7 +131,43 @@ def _answer(rule: Rule, history: History, only_now: bool) -> Answer:
         for finding in kept:
             finding.evidence.append(f"as {finding.severity} it held until step {last}, and not to the end")
             finding.severity = "info"
+    if not kept and unclear.why:  # in the end it still could not tell
+        return Answer(rule, unclear=unclear.why, how=unclear.how)
     return Answer(rule, kept)
+
+
+def _enough(history: History, rule: Rule) -> int:
+    first = max(LEAST, 0 if rule.in_warmup else history.warmup_steps + 1)
+    return -(-first // EVERY) * EVERY + (IN_A_ROW - 1) * EVERY
+
+
+def tally(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str, dict[str, str]]:
+    """sick, healthy and not_looked_at: which rules said so, each with its reason.
+
+    A finding that follows from another is neither: what it sees can be judged when the other is gone.
+    """
+    shown = {finding.rule: finding for finding in findings}
+    found: dict[str, dict[str, str]] = {"sick": {}, "healthy": {}, "not_looked_at": {}}
+    for answer in answers:
+        rule, finding = answer.rule.id, shown.get(answer.rule.id)
+        if finding is not None and finding.severity != "info":
+            found["sick"][rule] = finding.what
+        elif why := answer.why_not:
+            found["not_looked_at"][rule] = why
+        elif finding is None and any(f.severity != "info" for f in answer.findings):
+            found["not_looked_at"][rule] = "what it sees follows from another finding"
+        else:
+            found["healthy"][rule] = "" if finding is None else finding.what
+    return found
+
+
+def verdict(history: History, answers: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
+    """sick, healthy or not known; and of what nothing is known that a healthy run needs."""
+    if answers["sick"] or history.status in BAD_ENDS:
+        return "sick", []
+    unknown = ["whether it still runs"] if history.status == "silent" else []
+    unknown += [what for what, rules in ESSENTIAL.items() if not any(rule in answers["healthy"] for rule in rules)]
+    return ("not known", unknown) if unknown else ("healthy", [])
 
 
 def _since(findings: Sequence[Finding], began: int) -> list[Finding]:
@@ -133,4 +204,5 @@ def suppress(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda f: (-f.rank, f.since if f.since is not None else 0, f.rule))
+    """Worst first, then what began first; an error that ended the run before all others."""
+    return sorted(findings, key=lambda f: (-f.rank, f.rule != "R6", f.since if f.since is not None else 0, f.rule))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from rung.advice import located
 
 SEVERITIES = ("info", "warn", "sick", "fatal")
 
@@ -23,6 +25,11 @@ class Finding:
     changes: dict[str, Any] = field(default_factory=dict)  # keys that would fix it, for a ready command
     hides: list[str] = field(default_factory=list)  # rules whose findings follow from this one, beyond diagnose.HIDES
     title: str = ""
+    remedy_is_guess: bool = False  # it does not heal the rule's own sick case, or nobody has tried it: it may help
+
+    def at(self, run_id: str, ref: str) -> Finding:
+        """With the run named in its commands as it is found from here."""
+        return replace(self, probe=located(self.probe, run_id, ref), remedy=located(self.remedy, run_id, ref))
 
     @property
     def rank(self) -> int:

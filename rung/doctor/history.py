@@ -6,6 +6,8 @@ different things (runs/series.py): rules count what is not finite and never aver
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -21,6 +23,12 @@ from rung.runs.series import WINDOW as WINDOW
 from rung.runs.series import Series
 
 SCRIPTS = ("own loop", "script")  # what run.json calls the recipe of a user's own loop; "import wandb" is one too
+
+
+_BASELINE = re.compile(  # in nats: the name alone is clear, or says that it is a loss
+    r"(unigram|uniform|bigram)(?:_(?:loss|nats|nll|ce|entropy))?|(?:trivial|baseline|chance)_(?:loss|nats|nll|ce)"
+)
+_VOCABULARY = ("vocab_size", "vocab", "n_vocab", "num_classes", "n_classes", "num_labels")
 
 
 class Table(NamedTuple):
@@ -61,23 +69,32 @@ class History:
         return name in self.rows
 
     def has(self, need: str) -> bool:
-        """Whether the run recorded this; of "a|b", whether it recorded one of them.
+        """Whether the run recorded this; of "a|b", whether it recorded one of them; of "a:5", whether five times."""
+        names, _, least = need.partition(":")
+        return self.count(names) >= int(least or 1)
 
-        A need is a row (`loss`, `*/accuracy`), an eval (`eval/*/loss`), a table (`tensors`), a kind of event, a config
+    def count(self, names: str) -> int:
+        """How often it recorded this, in the longest curve of that name; of "a|b", of the one it recorded most often.
+
+        A name is a row (`loss`, `*/accuracy`), an eval (`eval/*/loss`), a table (`tensors`), a kind of event, a config
         key (has a dot), a derived number, `parent` or `recipe`.
         """
-        if "|" in need:
-            return any(self.has(one) for one in need.split("|"))
-        if need in ("parent", "recipe"):
-            return self.parent is not None if need == "parent" else not self.is_script
-        if "." in need:
-            return self.config.get(need) is not None
-        if need.startswith("eval/"):
-            return any(fnmatchcase(f"eval/{of}/{key}", need) for of, named in self.evals.items() for key in named)
-        if "*" in need:
-            return any(fnmatchcase(row, need) for row in self.rows)
-        is_known = need in self.rows or need in self.tables or self.derived.get(need) is not None
-        return is_known or bool(self.events_of(need))
+        if "|" in names:
+            return max(map(self.count, names.split("|")))
+        if names in ("parent", "recipe"):
+            return int(self.parent is not None if names == "parent" else not self.is_script)
+        if "." in names:
+            return int(self.config.get(names) is not None)
+        if names.startswith("eval/"):
+            pairs = ((f"eval/{of}/{key}", series) for of, named in self.evals.items() for key, series in named.items())
+            return max((len(series) for name, series in pairs if fnmatchcase(name, names)), default=0)
+        if "*" in names:
+            return max((len(series) for name, series in self.rows.items() if fnmatchcase(name, names)), default=0)
+        if names in self.rows:
+            return len(self.rows[names])
+        if names in self.tables:
+            return len(self.tables[names].steps)
+        return int(self.derived.get(names) is not None) or len(self.events_of(names))
 
     def number(self, key: str) -> float | None:
         """A number of the config; None where the key is absent or holds something else."""
@@ -138,6 +155,7 @@ class History:
 def read(run: Run, with_parent: bool = True) -> History:
     """Everything in a run's folder. A parent that is gone is no parent."""
     recipe = str(run.document.get("recipe") or "")
+    is_script = recipe in SCRIPTS or recipe.startswith("import ")
     evals: dict[str, list[Mapping[str, Any]]] = {}  # by set
     for row in run.evals():
         evals.setdefault(str(row["set"]), []).append({k: v for k, v in row.items() if k != "set"})
@@ -154,15 +172,17 @@ def read(run: Run, with_parent: bool = True) -> History:
         run.id,
         run.status,
         dict(flat(run.config())),
-        dict(run.document.get("derived") or {}),
+        {**(run.document.get("derived") or {}), **(_observed(run) if is_script else {})},
         rows,
         tables_from_rows(read_tables(run.path / "tables")),
         {name: series_from_rows(rows) for name, rows in evals.items()},
         [e | {"kind": EVENTS[e["kind"]]} if e.get("kind") in EVENTS else e for e in run.events()],
         superseded=superseded_rows(run.path / "metrics"),
-        is_script=recipe in SCRIPTS or recipe.startswith("import "),
+        is_script=is_script,
         reason=str(run.document.get("reason") or ""),
     )
+    if is_script and run.status in ("finished", "stopped"):  # nobody has said how long it was to be
+        history.derived.setdefault("num_steps", history.end or None)
     if code := run.document.get("code"):  # not an event of its own: it was known before there were any
         history.events.insert(0, {**code, "kind": "code", "step": 0})
     parent = run.document.get("parent")
@@ -174,6 +194,27 @@ def read(run: Run, with_parent: bool = True) -> History:
         except Exception:  # deleted, damaged or elsewhere: rules that compare have nothing to compare with
             history.parent = None
     return history
+
+
+def _observed(run: Run) -> dict[str, Any]:
+    """What a script's loop has shown of itself (script/observe.py), and what trivial models lose on its data."""
+    found: dict[str, Any] = {}
+    for event in run.events("observed"):  # the last one has it all
+        found["observed"] = dict(event)
+    known = list(flat(run.config()))
+    for of_set in run.data().values():  # as told to run.data
+        known += (
+            flat(of_set["about"]) if isinstance(of_set, Mapping) and isinstance(of_set.get("about"), Mapping) else ()
+        )
+    baselines = {}
+    for key, value in known:
+        leaf = key.rpartition(".")[2].lower()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            if named := _BASELINE.fullmatch(leaf):
+                baselines[named[1] or leaf] = float(value)
+            elif leaf in _VOCABULARY and value >= 2:
+                baselines.setdefault("uniform", math.log(value))
+    return found | ({"baselines": baselines} if baselines else {})
 
 
 def series_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:

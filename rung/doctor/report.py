@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rung.doctor.coincidence import Coincidence, coincidences, signal
-from rung.doctor.diagnose import EVERY, IN_A_ROW, ask, conclude
+from rung.doctor.diagnose import Answer, ask, conclude, tally, verdict
 from rung.doctor.finding import SEVERITIES, Finding
 from rung.doctor.history import EMPTY, WINDOW, History
 from rung.doctor.rules import Rule
 from rung.units import count
 
 WIDTH = 118
+MOST_WAYS = 10  # that are shown even if they help one rule only
 _UNITS = {"loss": "loss", "norm": "norm", "clip rate": "share of clipped steps"}
 
 
@@ -23,10 +24,8 @@ class Report:
     history: History
     findings: list[Finding]
     coincidences: list[Coincidence]
-    rules: list[Rule]
-    unasked: dict[str, str]  # rule -> what it needs and the run did not record
-    early: list[str]  # states that could not be looked at three times yet
-    failed: dict[str, str]  # rule -> what it raised
+    asked: list[Answer]
+    answers: dict[str, dict[str, str]]  # sick, healthy, not_looked_at -> rule -> what it saw, or why it did not look
     preflight: list[dict[str, Any]]  # checks before step 0 that warned or failed
 
     def at_least(self, severity: str) -> list[Finding]:
@@ -37,8 +36,28 @@ class Report:
         return bool(self.at_least("sick"))
 
     @property
-    def num_asked(self) -> int:
-        return len(self.rules) - len(self.unasked) - len(self.early) - len(self.failed)
+    def rules(self) -> list[Rule]:
+        return [answer.rule for answer in self.asked]
+
+    @property
+    def unasked(self) -> dict[str, str]:
+        """Rule -> what it needs and the run did not record."""
+        return {answer.rule.id: answer.missing for answer in self.asked if answer.missing}
+
+    @property
+    def how(self) -> dict[str, str]:
+        """Rule that has not looked -> what would let it: a line of the script, or a key."""
+        unknown = self.answers["not_looked_at"]
+        return {answer.rule.id: answer.how for answer in self.asked if answer.rule.id in unknown and answer.how}
+
+    @property
+    def verdict(self) -> str:
+        """sick, healthy, or not known where what every healthy run needs was not looked at."""
+        return verdict(self.history, self.answers)[0]
+
+    @property
+    def unknown(self) -> list[str]:
+        return verdict(self.history, self.answers)[1]
 
     def to_dict(self, ref: str) -> dict[str, Any]:
         history = self.history
@@ -46,29 +65,32 @@ class Report:
             "run": history.run_id,
             "status": history.status,
             "steps": history.end,
+            "verdict": self.verdict,
+            "unknown": self.unknown,
+            "answers": self.answers,
+            "how": self.how,
             "is_sick": self.is_sick,
             "findings": [{**f.to_dict(), "command": f.command(ref)} for f in self.findings],
             "coincidences": [c._asdict() for c in self.coincidences],
             "preflight": self.preflight,
             "rules": [rule.id for rule in self.rules],
             "unasked": self.unasked,
-            "early": self.early,
-            "failed": self.failed,
+            "early": [answer.rule.id for answer in self.asked if answer.is_early],
+            "failed": {answer.rule.id: answer.error for answer in self.asked if answer.error},
         }
 
 
 def report_of(history: History, rules: Sequence[Rule] | None = None) -> Report:
     answers = ask(history, rules)
+    findings = conclude(answers)
     checks = history.events_of("check")
     results = (checks[-1].get("results") or []) if checks else []
     return Report(
         history,
-        conclude(answers),
+        findings,
         coincidences(history),
-        rules=[answer.rule for answer in answers],
-        unasked={answer.rule.id: answer.missing for answer in answers if answer.missing},
-        early=[answer.rule.id for answer in answers if answer.is_early],
-        failed={answer.rule.id: answer.error for answer in answers if answer.error},
+        answers,
+        tally(answers, findings),
         preflight=[dict(r) for r in results if isinstance(r, Mapping) and r.get("level") in ("warn", "fail")],
     )
 
@@ -96,23 +118,65 @@ def lines(report: Report, ref: str, severity: str = "warn") -> Iterator[str]:
         text = f"{result.get('level')}  {result.get('name')}: {result.get('seen')}"
         text += f"; {result['remedy']}" if result.get("remedy") else ""
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
-    if history.end:
+    if history.end or report.findings:
         yield ""
-        yield from textwrap.wrap(coverage(report), WIDTH)
+        yield from not_looked_at(report)
+        yield tally_line(report)
 
 
 def headline(report: Report) -> str:
-    """One sentence: how many findings, how many rules could look, and the figures of a run that has none."""
+    """One sentence: what is wrong, or that nothing was found; and what is not known, where a healthy run needs it."""
     history = report.history
     if not history.end and not report.findings:
         return f"{history.run_id} ({history.status}) has taken no step yet; there is nothing to look at."
+    of = f"{history.run_id} ({history.status}, {history.end} steps)"
     counts = [(s, sum(f.severity == s for f in report.findings)) for s in reversed(SEVERITIES)]
-    found = ", ".join(f"{num} {severity}" for severity, num in counts if num) or "no finding"
-    num_rules = len(report.rules)
-    blind = num_rules - report.num_asked
-    rules = f"{blind} of {num_rules} rules had nothing to look at" if blind else f"all {num_rules} rules looked"
-    figures = "" if report.at_least("warn") else f"; {_figures(history)}"
-    return f"{history.run_id} ({history.status}, {history.end} steps): {found}; {rules}{figures}."
+    found = ", ".join(f"{num} {severity}" for severity, num in counts if num)
+    if report.verdict == "sick":
+        return f"{of}: {found or history.status}."
+    figures, found = _figures(history), f"{found}; " if found else ""
+    if report.unknown:
+        return f"{of}: {found}not known to be well, as nobody looked {_listed(report.unknown)}; {figures}."
+    return f"{of}: {found}healthy as far as {len(report.answers['healthy'])} rules can tell; {figures}."
+
+
+def tally_line(report: Report) -> str:
+    """The last line: how many rules gave which of the three answers."""
+    counts = {name.replace("_", " "): len(rules) for name, rules in report.answers.items()}
+    return ", ".join(f"{num} {name}" for name, num in counts.items())
+
+
+def not_looked_at(report: Report) -> Iterator[str]:
+    """The rules that did not look, by what would let them: one line of code, or one key."""
+    reasons = report.answers["not_looked_at"]
+    how, titles = report.how, {rule.id: rule.title for rule in report.rules}
+    groups: dict[str, list[str]] = {}
+    for rule in reasons:
+        groups.setdefault(how.get(rule, "").partition("; ")[0], []).append(rule)
+    if groups:
+        yield "Not looked at, and what would let the doctor look:"
+    ordered = sorted(groups.items(), key=lambda group: (not group[0], -len(group[1]), group[0]))
+    for line, rules in ordered:
+        if line and len(rules) == 1 and len(ordered) > MOST_WAYS:
+            continue
+        if line:
+            text = f"{line}: {', '.join(f'{titles[rule].lower()} ({rule})' for rule in rules)}"
+        else:
+            text = "; ".join(f"{titles[rule].lower()} ({rule}): {reasons[rule]}" for rule in rules)
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    if rest := [rules[0] for line, rules in ordered if line and len(rules) == 1 and len(ordered) > MOST_WAYS]:
+        text = f"a line or a key of their own (`how` in --json): {', '.join(rest)}"
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    history = report.history
+    for kind, what in (("no_activation_stats", "activations were not recorded"), ("no_probes", "no probes were made")):
+        for event in history.events_of(kind)[:1]:
+            yield from textwrap.wrap(
+                f"{what}: {event.get('why')}", WIDTH, initial_indent="  ", subsequent_indent="    "
+            )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
 def finding_lines(finding: Finding, ref: str) -> Iterator[str]:
@@ -138,30 +202,6 @@ def sentence(text: str) -> str:
     first = text.split(" ")[0]
     text = text if any(mark in first for mark in "._/@=") else text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def coverage(report: Report) -> str:
-    """How many rules found nothing, and which had nothing to look at."""
-    history = report.history
-    num_evals = len({int(s) for of in history.evals.values() for series in of.values() for s in series.steps})
-    num_fine = report.num_asked - len({f.rule for f in report.findings})
-    seen = f"{history.end} steps and {num_evals} eval{'' if num_evals == 1 else 's'}"
-    parts = [f"{num_fine} of {len(report.rules)} rules looked at {seen} and found nothing"]
-    by_need: dict[str, list[str]] = {}
-    for rule, missing in report.unasked.items():
-        by_need.setdefault(missing.split(", ")[0], []).append(rule)  # the rest is in --json
-    if by_need:
-        needs = ", ".join(f"{missing} ({' '.join(rules)})" for missing, rules in sorted(by_need.items()))
-        parts.append(f"{len(report.unasked)} had nothing to look at, because the run did not record {needs}")
-    for kind, what in (("no_activation_stats", "activations were not recorded"), ("no_probes", "no probes were made")):
-        parts += [f"{what}: {event.get('why')}" for event in history.events_of(kind)[:1]]
-    if report.early:
-        parts.append(
-            f"{len(report.early)} need a longer run: they look after step 50 and the warm-up, {IN_A_ROW} times, "
-            f"{EVERY} steps apart"
-        )
-    parts += [f"{rule} failed ({why})" for rule, why in report.failed.items()]
-    return f"{'. '.join(sentence(part).removesuffix('.') for part in parts)}."
 
 
 def _figures(history: History) -> str:

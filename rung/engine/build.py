@@ -36,7 +36,7 @@ from rung.engine.parallel import World, join, share
 from rung.engine.precision import Precision, choose_device
 from rung.engine.prefetch import BatchLayout, Origin, Prefetcher
 from rung.engine.schedule import Schedule
-from rung.engine.state import State
+from rung.engine.state import State, frozen_modules
 from rung.engine.step import Stepper, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
 from rung.random import Draw, key_of
@@ -173,8 +173,10 @@ def build(
 
     torch.manual_seed(key_of(cfg.seed, "weights"))
     model = recipe.model()
-    for parameter in model.parameters():  # trained weights are float32; frozen ones may be as small as they like
+    cast: dict[str, list[str]] = {}  # dtype -> names
+    for name, parameter in model.named_parameters():  # frozen ones may be as small as they like
         if parameter.requires_grad and parameter.dtype != torch.float32:
+            cast.setdefault(str(parameter.dtype).removeprefix("torch."), []).append(name)
             parameter.data = parameter.data.float()
     model = model.to(world.device)
     objectives = _checked(recipe.objectives(model))
@@ -219,6 +221,7 @@ def build(
     )
     if is_new:
         _init_weights(setup, runs_root)
+    _say_what_was_changed(setup, cast)
     if is_training:
         _count_flops(setup, objectives)
         # After the count, which looks at plain operations and counts none twice.
@@ -230,6 +233,26 @@ def build(
                 module.forward = torch.compile(module.forward, dynamic=dynamic)
     _explain(setup, why_device)
     return setup
+
+
+def _say_what_was_changed(setup: Setup, cast: Mapping[str, Sequence[str]]) -> None:
+    """What the engine does to a model beyond what its author wrote: a person who compares loops must know it."""
+
+    def some(names: Sequence[str]) -> str:
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    for dtype, names in cast.items():
+        setup.chosen.append(
+            f"{len(names)} trained tensors were {dtype} and are float32 now ({some(names)}): in {dtype} small updates "
+            "are rounded away; system.dtype sets what forward and backward compute in"
+        )
+    still = frozen_modules(setup.state.model)
+    if still:
+        setup.chosen.append(
+            f"in eval mode also while training, because all of it is frozen: {some(still)}; its dropout and its "
+            "statistics stand still"
+        )
+    setup.derived["changed"] = {"to float32": {d: list(names) for d, names in cast.items()}, "eval mode": still}
 
 
 def restore(setup: Setup, save: Path | checkpoint.Saved, evaluated: Container[int] = ()) -> None:

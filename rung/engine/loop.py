@@ -1,8 +1,9 @@
 """The loop that trains any recipe. Read `fit` top to bottom.
 
 At state t, before update t, whatever is due is done: save, then eval (so that an eval that fails cannot cost the save),
-then samples. None of these changes what is learned. Then comes step t. What a step leaves behind is read when it has
-arrived; the loop decides whether the run continues, and the recorder writes it down.
+then samples. None of these changes what is learned: what code of a recipe changes all the same is told and undone. Then
+comes step t. What a step leaves behind is read when it has arrived; the loop decides whether the run continues, and the
+recorder writes it down.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rung.engine.clock import Clock
 from rung.engine.datacheck import DataCheck
 from rung.engine.divergence import DivergenceHandler
 from rung.engine.guarded import Diverged, Row
+from rung.engine.purity import pure
 from rung.engine.recorder import Display, Recorder, Watch
 from rung.engine.state import set_training
 from rung.errors import DataError
@@ -100,8 +102,9 @@ def fit(
                 if now.save:
                     save()
                 if now.eval and progress.step not in progress.eval_steps[-1:]:
-                    with clock.phase("eval"):
+                    with clock.phase("eval"), pure(state) as changes:
                         results = setup.evaluator.run(state.model)
+                    recorder.impure("an eval", changes)
                     if results:
                         is_best = progress.add_eval(results)
                         recorder.eval(results, is_best)

@@ -20,6 +20,7 @@ from rung.engine.contract import gather
 from rung.engine.evaluate import EVAL_STEP, eval_mode
 from rung.engine.guarded import Snapshot
 from rung.engine.prefetch import to_device
+from rung.engine.purity import pure
 from rung.engine.state import set_training
 from rung.engine.step import seed_torch
 from rung.errors import RecipeError
@@ -42,7 +43,8 @@ def probe(setup: Setup) -> dict[str, float]:
     inputs, streams = setup.recipe.inputs(), setup.evaluator.streams
     if inputs and streams:
         batch, draw = held_out(next(iter(streams.values())), NUM_ROWS, setup.cfg.seed, setup.world.device)
-        with eval_mode(setup.state.model), setup.precision.autocast():
+        # What this changes has just been told of the eval, which runs the same code.
+        with pure(setup.state), eval_mode(setup.state.model), setup.precision.autocast():
             rises = ablate(setup.stepper.objectives[0].plain_loss, batch, draw, inputs)
         for name, (mean, low, high) in rises.items():
             key = f"probe/without_{name}"

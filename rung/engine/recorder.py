@@ -22,6 +22,7 @@ from rung.engine.flops import row_shapes
 from rung.engine.guarded import Row
 from rung.engine.prefetch import Micro
 from rung.engine.probes import probe
+from rung.engine.purity import Changes, named, pure
 from rung.engine.signals import Layered
 from rung.random import Draw
 from rung.runs.record import Record
@@ -76,6 +77,7 @@ class Recorder:
         self._saves = Checkpoints(record.path / "checkpoints") if record is not None else None
         self._keep = setup.cfg.checkpoint.keep
         self._has_reported_unread = False
+        self._told_impure: set[str] = set()
         step = setup.state.progress.step  # a resumed run begins with what was read from its save
         self._saved = step if self._saves is not None and step in self._saves.steps() else None
 
@@ -218,13 +220,31 @@ class Recorder:
         if self._record is None:
             return
         setup, step = self._setup, self._setup.state.progress.step
+        changes = Changes()
         with self._clock.phase("sample"):
             try:
-                for sample in setup.samples(Draw(setup.cfg.seed, step, np.arange(1))):
+                with pure(setup.state) as changes:
+                    samples = setup.samples(Draw(setup.cfg.seed, step, np.arange(1)))
+                for sample in samples:
                     self._record.add_sample(step, sample.name, sample.data, sample.caption)
             except Exception as error:
                 self._record.event("sample_failed", step=step, error=str(error), traceback=traceback.format_exc())
                 self._show.say(f"samples at step {step} failed: {error} (training continues; see events.ndjson)")
+        self.impure("a sample", changes)
+
+    def impure(self, what: str, changes: Changes) -> None:
+        """What an eval or a sample has changed; each is an event, and the first of its kind a line."""
+        if not changes:
+            return
+        step = self._setup.state.progress.step
+        self.event("impure", step=step, during=what, changes=dict(changes), undone=changes.undone)
+        told = changes.told
+        if told and what not in self._told_impure:
+            self._told_impure.add(what)
+            undone = (
+                "it was put back" if changes.undone else "it could not all be put back, and training goes on with it"
+            )
+            self._show.say(f"{what} at step {step} changed {named(told)}; {undone}: let it work on a copy")
 
     def report_unread_keys(self) -> None:
         """After the first eval: keys that were set and have no effect."""

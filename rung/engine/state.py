@@ -73,7 +73,16 @@ class State:
 def set_training(model: nn.Module) -> None:
     """Training mode, except for parts that are frozen whole: their dropout and statistics must stand still."""
     model.train()
-    for module in model.modules():
+    for name in frozen_modules(model):
+        model.get_submodule(name).eval()
+
+
+def frozen_modules(model: nn.Module) -> list[str]:
+    """Parts whose parameters are all frozen, each without its own parts."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        is_inside = any(name == outer or not outer or name.startswith(f"{outer}.") for outer in found)
         parameters = list(module.parameters())
-        if parameters and not any(p.requires_grad for p in parameters):
-            module.eval()
+        if not is_inside and parameters and not any(p.requires_grad for p in parameters):
+            found.append(name)
+    return found

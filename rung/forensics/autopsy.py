@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from rung.forensics.first import is_usable
 from rung.forensics.rerun import Rerun, Try
+from rung.forensics.rivals import moments_fault
 
 
 class Autopsy(NamedTuple):
     tensor: str
-    cause: str  # eps, square, large, rate, size, unknown
+    cause: str  # eps, square, half, state, large, rate, size, unknown
     what: str
     fine: list[str] = []  # implementations of the same update that stay finite
 
@@ -77,6 +78,10 @@ def _cause(
     if lr > 1e-3 * limits.max:
         return "rate", f"lr is {lr:g}: updates of that size do not fit {dtype}"
     is_bad = ~torch.isfinite(parameter.detach())
+    fault = moments_fault(parameter, optimizer.state[parameter], group)
+    broken = "half" if second is not None and second.dtype is torch.float16 else "state"
+    if not bool(is_bad.any()) and fault:
+        return broken, fault
     if not bool(is_bad.any()):
         largest = float(parameter.detach().abs().max())
         return "size", f"weights reach {largest:.4g} with lr={lr:g}; no norm of them fits"
@@ -87,6 +92,8 @@ def _cause(
             f"eps={eps:g} is 0 in {dtype} (smallest {limits.smallest_normal:.3g}): {num_bad} were divided by 0, "
             f"{int((gradient[is_bad] == 0).sum())} of them with a gradient of exactly 0"
         )
+    if fault:
+        return broken, fault
     largest = float(before[is_bad].abs().max())
     if largest > 0.5 * limits.max:
         return "size", f"the weight itself was {largest:.4g}, near the largest of {dtype}"

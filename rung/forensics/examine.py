@@ -18,8 +18,9 @@ from rung.engine.op_tracer import OpTracer
 from rung.engine.prefetch import Micro
 from rung.forensics.autopsy import autopsy
 from rung.forensics.first import is_finite
-from rung.forensics.rerun import EAGER, Conditions, Rerun, Try, rows_of
-from rung.forensics.verdict import Answers, Broken, Verdict, judge
+from rung.forensics.rerun import EAGER, Conditions, Rerun, Trial, Try, rows_of, with_size_one
+from rung.forensics.rivals import blown_up, loud_inputs, loud_weights, small_moments, state_faults
+from rung.forensics.verdict import Answers, Broken, Verdict, judge, may_have_rivals
 from rung.robust import median, sigma
 
 Report = Callable[[str], None]
@@ -42,6 +43,16 @@ def examine(
     """
     a = Answers(rerun.step, rerun.dtype, rerun.device.type, rerun.is_compiled, error, not_tested=[*(not_tested or ())])
     a.bad_weights, a.bad_state = rerun.bad_weights, rerun.bad_state
+    verdict = _ask(rerun, a, report, first_broken)
+    if not may_have_rivals(verdict, a):
+        return verdict
+    report("weighing what may have been wrong before the step")
+    _weigh_rivals(rerun, a)
+    return judge(a)
+
+
+def _ask(rerun: Rerun, a: Answers, report: Report, first_broken: Callable[[], Broken | None] | None) -> Verdict:
+    """The questions about the step itself."""
     if rerun.micros:
         report("taking the step again, as it was recorded")
         conditions = Conditions(is_compiled=rerun.is_compiled)
@@ -98,6 +109,43 @@ def examine(
     _try_other_batches(rerun, a, number, failed)
     _try_older_weights(rerun, a, micro, failed)
     return judge(a)
+
+
+def _weigh_rivals(rerun: Rerun, a: Answers) -> None:
+    """What may have been wrong before the step, and whether the step passes without it."""
+    optimizers = [optimizer for objective in rerun.objectives for optimizer in objective.optimizers]
+    a.lr = max((float(group["lr"]) for o in optimizers for group in o.param_groups), default=0.0)
+    a.lr = rerun.lr if rerun.lr is not None else a.lr
+    a.is_adam = any("exp_avg_sq" in state for o in optimizers for state in o.state.values())
+    history = rerun.history() if rerun.history is not None else None
+    a.state_faults = state_faults(rerun.model.named_parameters(), optimizers)
+    a.small_moments = small_moments(optimizers)
+    first = None
+    for when, weights in rerun.older_weights() if rerun.older_weights is not None else ():
+        first = weights if when.endswith("of the beginning") else first
+    a.signs = blown_up(rerun.model, history, a.step, first)
+    number = a.failed.number if a.failed is not None and a.failed.number is not None else 0
+    micros = [rerun.micros[number]] if rerun.micros else []
+    a.loud_inputs = loud_inputs(micros[0].batch) if micros else {}
+    for others in rerun.other_batches() if a.loud_inputs and rerun.other_batches is not None else ():
+        usual = loud_inputs(others[min(number, len(others) - 1)].batch)
+        a.loud_inputs = {name: rms for name, rms in a.loud_inputs.items() if name in usual}  # or it is this batch only
+    if a.loud_inputs and rerun.rescaled is not None:
+        a.rescaled = rerun.rescaled(a.loud_inputs)
+    if a.loud_inputs and a.rescaled is None and not a.bad_weights and not a.bad_state:
+        names = ", ".join(f"input {name}" if name.isdecimal() else name for name in a.loud_inputs)
+        tried = rerun.take(EAGER, [with_size_one(micro, a.loud_inputs) for micro in rerun.micros])
+        if not (tried.fails and a.signs):  # after weights were blown up it is too late for other inputs
+            a.rescaled = Trial(f"the step with {names} divided by its rms", tried.fails)
+    if a.signs and rerun.slower is not None:
+        a.slower = rerun.slower()
+    if not a.signs and not a.bad_weights and not a.bad_state and micros:
+        a.loud_weights = loud_weights(rerun.model)
+        if a.loud_weights:
+            small = {name: p.detach() / a.loud_weights[name] for name, p in rerun.model.named_parameters()
+                     if name in a.loud_weights}  # fmt: skip
+            tried = rerun.take(EAGER, micros, small)
+            a.smaller = Trial("the step with these weights scaled to a gain of 1", tried.fails)
 
 
 def _look_at_batch(rerun: Rerun, a: Answers, failed: Try, micro: Micro, objective: ObjectiveState) -> None:

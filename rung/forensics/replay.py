@@ -6,14 +6,17 @@ gradient is bad names its rank. Nothing of the run is written to.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rung.doctor.history import read as read_history
 from rung.engine import capture, checkpoint
 from rung.engine.build import Setup, restore
 from rung.engine.capture import Captured
@@ -23,12 +26,13 @@ from rung.errors import CheckpointError, RunError, UserError
 from rung.forensics.autopsy import autopsy
 from rung.forensics.examine import NUM_OTHERS, Report, examine
 from rung.forensics.first import error_line, is_usable
-from rung.forensics.rerun import Rerun
+from rung.forensics.rerun import Rerun, Trial, with_size_one
 from rung.forensics.verdict import Broken, Verdict
 from rung.forensics.walk import Walk
 from rung.runs.query import Run
 
 MOST_STEPS = 200  # that are taken again to find where weights broke
+MORE = 20  # steps after a failure, in which another way of going there must hold
 STEPS_APART = 20  # between lines about how far a replay has come
 
 
@@ -104,6 +108,9 @@ def replay(setup: Setup, run: Run, captured: Captured, report: Report, is_debug:
         other_batches=lambda: _other_batches(setup, step, fact["position"], micros, lost),
         older_weights=lambda: _older_weights(walk, step),
         masks=walk.masks,
+        history=lambda: read_history(run, with_parent=False),
+        slower=lambda: _slower(walk, captured),
+        rescaled=lambda rms: _rescaled(walk, captured, rms),
     )
     verdict = examine(rerun, fact.get("error") or "", not_tested, report, lambda: _first_broken(walk, captured))
     verdict.evidence += evidence
@@ -184,6 +191,62 @@ def _first_broken(walk: Walk, captured: Captured) -> Broken | None:
         return None
     finally:
         restore(walk.setup, captured.path)
+
+
+def _slower(walk: Walk, captured: Captured) -> Trial | None:
+    """The steps before a capture at a tenth and less of the learning rate; the first rate at which they pass."""
+    peak, found = walk.setup.cfg.lr.learning_rate, None
+    rates = [rate for rate in (0.1 * peak, 0.01 * peak, 1e-2, 1e-3) if rate <= 0.1 * peak]
+    for rate in rates:
+        walk.rate = rate / peak
+        found = _again(walk, captured, f"at a learning rate of {rate:.2g} in place of {peak:g}")
+        if found is None or not found.fails:
+            break
+    walk.rate = 1.0
+    return found._replace(lr=rate) if found is not None else None
+
+
+def _rescaled(walk: Walk, captured: Captured, rms: Mapping[str, float]) -> Trial | None:
+    """The steps before a capture with these arrays divided by these numbers."""
+    walk.edit = lambda micro: with_size_one(micro, rms)
+    try:
+        return _again(walk, captured, f"with {', '.join(rms)} divided by {', '.join(f'{v:.3g}' for v in rms.values())}")
+    finally:
+        walk.edit = lambda micro: micro
+
+
+def _again(walk: Walk, captured: Captured, how: str) -> Trial | None:
+    """Takes the steps up to a capture again and some more, from the beginning or else the last save; None where they
+    are too many.
+
+    They fail if a loss is not finite, the last updates are not applied, or the loss ends above that of the beginning.
+    """
+    end, found = captured.facts[0]["step"], None
+    starts = [0] if end <= MOST_STEPS else []
+    save = walk.last_whole_save(end)
+    starts += [save] if save and end - save <= MOST_STEPS else []
+    try:
+        for start in starts:
+            begun = walk.go_to(start)
+            first = walk.step
+            rows = []
+            while walk.step < min(end + 1 + MORE, walk.setup.num_steps):
+                rows.append(walk.take())
+                if not math.isfinite(rows[-1]["loss"]):
+                    break
+            losses = [row["loss"] for row in rows]
+            level = abs(losses[0])
+            is_open = first == 0 and len(losses) > 3 and float(np.median(np.abs(losses[-3:]))) > 1.5 * level + 1e-6
+            fails = not all(map(math.isfinite, losses)) or all(row["skipped"] != 0 for row in rows[-4:]) or is_open
+            found = Trial(f"steps {first} to {walk.step - 1} from {begun} {how}", fails)
+            if not fails:
+                break
+    except UserError:
+        return None
+    finally:
+        restore(walk.setup, captured.path)
+        set_training(walk.setup.state.model)
+    return found
 
 
 @dataclass(frozen=True)

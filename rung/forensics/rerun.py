@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rung.doctor.history import History
 from rung.engine.guarded import ObjectiveState
 from rung.engine.optim import set_lr
 from rung.engine.precision import DTYPES, Precision
@@ -32,6 +33,14 @@ from rung.forensics.first import Origin, error_line, first_nonfinite, is_finite,
 from rung.random import Draw
 
 Weights = Mapping[str, Tensor]
+
+
+class Trial(NamedTuple):
+    """Steps that were taken otherwise than they were."""
+
+    how: str
+    fails: bool
+    lr: float = 0.0  # at its peak
 
 
 class Conditions(NamedTuple):
@@ -68,7 +77,8 @@ class Rerun:
     """`micros` are those of all ranks, in order; `ranks` says whose each is. The model is in its training mode.
 
     `other_batches` gives micros of other steps with the draws of this one; `older_weights` names and weights of earlier
-    states. `seed` is called before each forward. `masks` are parameters that hold -inf on purpose, from the start.
+    states; `history` is the record of the run. `seed` is called before each forward. `masks` are parameters that hold
+    -inf on purpose, from the start.
     """
 
     model: nn.Module
@@ -85,6 +95,10 @@ class Rerun:
     older_weights: Callable[[], Iterable[tuple[str, Weights]]] | None = None
     seed: Callable[[ObjectiveState, Micro], None] = lambda objective, micro: seed_torch(objective.name, micro.draw)
     masks: frozenset[str] = frozenset()
+    history: Callable[[], History] | None = None
+    # Steps before this one with another learning rate, or with other inputs: how, in words, and whether they fail.
+    slower: Callable[[], Trial | None] | None = None
+    rescaled: Callable[[Mapping[str, float]], Trial | None] | None = None
 
     def __post_init__(self) -> None:
         self.ranks = self.ranks or [0] * len(self.micros)
@@ -276,6 +290,11 @@ def rows_of(micro: Micro, rows: np.ndarray) -> Micro:
         for name, tensor in micro.batch.items()
     }
     return Micro(micro.ids[rows], Draw(draw.seed, draw.step, draw.rows[rows]), batch)
+
+
+def with_size_one(micro: Micro, rms: Mapping[str, float]) -> Micro:
+    """A micro whose arrays of these names are divided by these numbers."""
+    return micro._replace(batch={name: t / rms[name] if name in rms else t for name, t in micro.batch.items()})
 
 
 class _Resolved(NamedTuple):

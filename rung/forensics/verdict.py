@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from rung.forensics.autopsy import Autopsy
 from rung.forensics.first import Origin
-from rung.forensics.rerun import Try
+from rung.forensics.rerun import Trial, Try
 
 ORIGINS = ("DATA", "WEIGHTS", "OPTIMIZER", "MODEL MATH", "PRECISION", "DEVICE", "COMPILER", "COMBINATION", "TRANSIENT",
-           "NORM OVERFLOW")  # fmt: skip
+           "NORM OVERFLOW", "LEARNING RATE")  # fmt: skip
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38}
 
@@ -61,6 +61,17 @@ class Answers:
     num_rows: int = 0
     rest_fails: bool | None = False  # also without these samples; None: it cannot be tried without them
     cut: str = "alone"  # how the samples fail: alone, in company, together
+    # Rivals: what may have been wrong before the step.
+    lr: float = 0.0
+    is_adam: bool = False
+    signs: list[str] = field(default_factory=list)  # that updates blew the weights up
+    state_faults: list[str] = field(default_factory=list)  # moments that no gradients leave behind
+    small_moments: str = ""  # their type, if it is too small
+    loud_inputs: dict[str, float] = field(default_factory=dict)
+    loud_weights: dict[str, float] = field(default_factory=dict)
+    slower: Trial | None = None  # the steps before with a lower learning rate
+    rescaled: Trial | None = None  # this step, or those before it, with inputs of size 1
+    smaller: Trial | None = None  # this step with smaller weights
     not_tested: list[str] = field(default_factory=list)
 
 
@@ -109,12 +120,16 @@ class Verdict:
         return lines + ([f"  {'try':<10}{self.remedy}"] if self.remedy else [])
 
 
+# Another eps, or a fused optimizer, only puts it off: squares of usual gradients are 0 in float16 as well.
+HALF = "keep the trained weights in float32, and compute under autocast: then the optimizer's moments are float32 too"
 # By the cause that an autopsy found.
 OPTIMIZER_REMEDIES = {
-    "eps": "keep trained weights in float32 with autocast, or take eps of 1e-6 or more, or a fused optimizer",
-    "square": "keep trained weights in float32 with autocast, or clip gradients before the update",
+    "eps": HALF,
+    "square": HALF,
+    "half": HALF,
+    "state": "resume from a save before the state was written to or loaded; if there is none, make the optimizer anew",
     "large": "lower the learning rate, warm up longer, or clip gradients",
-    "rate": "fix the schedule: it must give a finite number at every step",
+    "rate": "lower the learning rate, or fix its schedule: it must be finite, and small beside the weights",
     "size": "lower the learning rate, or keep weights in float32",
     "unknown": "compare with another optimizer",
 }
@@ -123,6 +138,8 @@ OPTIMIZER_REMEDIES = {
 def judge(a: Answers) -> Verdict:
     """The questions in their order; the first that has an answer decides."""
     verdict = _settled(a) or _by_conditions(a) or _by_counterfactuals(a)
+    rival = _rival_of(verdict, a)
+    verdict = rival or verdict
     verdict.rank, verdict.micro = a.rank, a.micro
     verdict.not_tested = a.not_tested
     verdict.evidence += a.batch + _evidence(a)
@@ -130,7 +147,7 @@ def judge(a: Answers) -> Verdict:
         verdict.module, verdict.op, verdict.phase = a.found.module, a.found.op, a.found.phase
         verdict.line, verdict.text = a.found.line, a.found.text
         verdict.inputs = [str(r) for r in a.found.inputs]
-    if verdict.origin in ("DATA", "COMBINATION"):
+    if verdict.origin in ("DATA", "COMBINATION") and rival is None:
         verdict.samples = a.samples
     return verdict
 
@@ -182,9 +199,77 @@ def _optimizer(found: Autopsy | None, step: int, tensors: list[str]) -> Verdict:
     what = f"gradients were finite, and the update broke {_some(tensors)}"
     if found is None:
         return Verdict("OPTIMIZER", "sure", what, step, remedy=OPTIMIZER_REMEDIES["unknown"])
-    evidence = [f"implementations that stay finite: {', '.join(found.fine)}"] if found.fine else []
+    evidence = [f"implementations that stay finite in this step: {', '.join(found.fine)}"] if found.fine else []
     what, remedy = f"{what}: in {found.tensor} {found.what}", OPTIMIZER_REMEDIES[found.cause]
-    return Verdict("OPTIMIZER", "sure", what, step, evidence=evidence, remedy=remedy)
+    origin = "LEARNING RATE" if found.cause == "rate" else "OPTIMIZER"
+    return Verdict(origin, "sure", what, step, evidence=evidence, remedy=remedy)
+
+
+def may_have_rivals(verdict: Verdict, a: Answers) -> bool:
+    """Whether something that went wrong earlier could look like this."""
+    fails_from_the_start = a.older is not None and a.older[1] and a.older[0].endswith("of the beginning")
+    is_error = a.failed is not None and a.failed.place == "error"
+    is_settled = verdict.origin in ("TRANSIENT", "COMPILER", "DEVICE", "LEARNING RATE")
+    is_settled |= verdict.origin == "DATA" and verdict.confidence == "sure"
+    return not (is_settled or is_error or fails_from_the_start)
+
+
+def _rival_of(verdict: Verdict, a: Answers) -> Verdict | None:
+    """What was wrong before the step, where that explains the failure better than the verdict does.
+
+    A failure in float16, in an operation, in the norm or in an update is what weights that were blown up look like.
+    """
+    found = a.autopsy or (a.broken.autopsy if a.broken is not None else None)
+    cause = found.cause if found is not None else ""
+    if not may_have_rivals(verdict, a) or cause in ("eps", "rate", "state"):
+        return None
+    seen = f"the step itself shows {verdict.origin}: {verdict.what}"
+    if a.small_moments and (a.state_faults or a.signs):
+        fault = a.state_faults[0] if a.state_faults else f"{a.small_moments} does not hold squares of gradients"
+        what, confidence = f"half-precision weights and moments: {fault}", "sure" if a.state_faults else "likely"
+        return Verdict("OPTIMIZER", confidence, what, a.step, evidence=[*a.signs, seen], remedy=HALF)
+    if a.state_faults:
+        what = f"the optimizer's state was broken before the step, in {a.state_faults[0]}"
+        evidence = [*a.state_faults[1:3], *a.signs, seen]
+        return Verdict("OPTIMIZER", "sure", what, a.step, evidence=evidence, remedy=OPTIMIZER_REMEDIES["state"])
+
+    # Inputs of another scale and a rate that is too high both blow weights up; the one that is out of the ordinary did.
+    is_high = a.lr > (0.1 if a.is_adam else 10.0)
+    slower = [] if a.slower is None else [f"{a.slower.how}: {'fails too' if a.slower.fails else 'passes'}"]
+    inputs = ", ".join(f"{_array(name)} has an rms of {rms:.3g}" for name, rms in a.loud_inputs.items())
+    if a.loud_inputs and not (a.signs and is_high):
+        does_help = a.rescaled is not None and not a.rescaled.fails
+        if does_help or (a.rescaled is None and a.signs):
+            what = f"the scale of the inputs: {inputs}, and everything that is computed from it grows with it"
+            evidence = [f"{a.rescaled.how}: passes"] if a.rescaled is not None else []
+            evidence += [*a.signs, *slower, seen]
+            confidence, remedy = (
+                "sure" if does_help else "likely",
+                "normalise the inputs to a standard deviation near 1",
+            )
+            return Verdict("DATA", confidence, what, a.step, evidence=evidence, remedy=remedy)
+    if a.signs and a.slower is not None and a.slower.fails:
+        verdict.evidence.append(f"a learning rate that is too high was ruled out: {slower[0]}")
+    elif a.signs:
+        what = f"the learning rate {a.lr:.3g} was too high for these weights: {a.signs[0]}"
+        if a.slower is not None:
+            rate = a.slower.lr
+            remedy = f"train with a learning rate of {rate:.2g}, at which the same steps pass, or lower"
+            evidence, changes = [*slower, *a.signs[1:], seen], {"lr.learning_rate": f"{rate:.2g}"}
+            return Verdict("LEARNING RATE", "sure", what, a.step, evidence=evidence, remedy=remedy, changes=changes)
+        remedy = "start again with a tenth of the learning rate, or a longer warm-up"
+        if is_high:
+            usual = "1e-4 to 1e-2 with Adam" if a.is_adam else "below 1 with SGD"
+            remedy = f"start again with a learning rate that is usual for the optimizer ({usual}), and a warm-up"
+        return Verdict("LEARNING RATE", "likely", what, a.step, evidence=[*a.signs[1:], seen], remedy=remedy)
+    if a.smaller is not None and not a.smaller.fails and not a.signs:
+        name = max(a.loud_weights, key=lambda n: a.loud_weights[n])
+        what = f"weights were too large before the step: of inputs of size 1, {name} makes {a.loud_weights[name]:.3g}"
+        confidence, remedy = "likely", "go back to a save from before they grew; decay the weights, or lower the rate"
+        if a.step == 0:
+            confidence, remedy = "sure", "initialise with a standard deviation near 1 / sqrt(number of inputs)"
+        return Verdict("WEIGHTS", confidence, what, a.step, evidence=[f"{a.smaller.how}: passes", seen], remedy=remedy)
+    return None
 
 
 def _by_conditions(a: Answers) -> Verdict | None:
@@ -285,6 +370,11 @@ def _evidence(a: Answers) -> list[str]:
     if a.failed is not None and a.failed.place == "sum":
         said.append(f"the gradients of each micro are finite, their sum is not: {_some(a.failed.tensors)}")
     return said
+
+
+def _array(name: str) -> str:
+    """What a script passes without a name has a number."""
+    return f"input {name}" if name.isdecimal() else name
 
 
 def _some(names: list[str]) -> str:

@@ -7,7 +7,7 @@ and not the policy of the config, which a resume may have changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -76,6 +76,8 @@ class Walk:
         evals = run.evals()
         self._evals = [(e["step"], e["loss"]) for e in evals if e["set"] == evals[0]["set"]]
         self._detours = Detours.of(run.events(), capture)
+        self.rate = 1.0  # times the learning rate, to see what another one does
+        self.edit: Callable[[Micro], Micro] = lambda micro: micro  # of what each micro is given
 
     @property
     def step(self) -> int:
@@ -152,10 +154,11 @@ class Walk:
         setup, progress = self.setup, self.setup.state.progress
         origin = Origin(progress.step, progress.position)
         train, device = setup.streams["train"], setup.world.device
-        return Prefetcher(train, setup.layout, setup.cfg.seed, device, 0, origin).take(progress.step)
+        taken = Prefetcher(train, setup.layout, setup.cfg.seed, device, 0, origin).take(progress.step)
+        return [self.edit(micro) for micro in taken]
 
     def lr(self) -> float:
-        return self.setup.schedule.lr(self.step, [loss for step, loss in self._evals if step <= self.step])
+        return self.rate * self.setup.schedule.lr(self.step, [loss for step, loss in self._evals if step <= self.step])
 
     def take(self) -> dict[str, float]:
         """One step; the row that it leaves, without times."""

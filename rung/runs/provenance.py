@@ -6,8 +6,8 @@ are listed. Outside git it is an archive of the source-like files; the same file
 can be compared by hash. A snapshot that fails never ends a run: the reason is under `warning`.
 
 Nothing is imported to describe the environment: versions come from the packages' metadata, GPUs from nvidia-smi, and
-what only torch can know is handed in as `device`. The variables of the process are never stored: people keep their
-secrets there.
+what only torch can know is handed in as `device`. Variables of the process are not stored here: people keep their
+secrets there. Those that decide about numbers, and what the run executed, are in executed.py.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class WorkingTree:
             base = os.path.basename(name)
             if name.endswith("/"):
                 left_out.append(f"{name} (a repository of its own)")
-            elif any(fnmatch.fnmatch(base, pattern) for pattern in _SECRETS):
+            elif is_secret(base):
                 left_out.append(f"{name} (looks like a secret)")
             else:
                 with contextlib.suppress(FileNotFoundError):
@@ -272,6 +272,10 @@ def _first_line(stderr: bytes) -> str:
     return lines[0].removeprefix("fatal: ") if lines else "failed without a message"
 
 
+def is_secret(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in _SECRETS)
+
+
 def is_source(name: str) -> bool:
     return name in _SOURCE_NAMES or os.path.splitext(name)[1].lower() in _SOURCE_SUFFIXES
 
@@ -285,7 +289,7 @@ def pack(root: Path, out: Path, exclude: Sequence[Path] = ()) -> dict[str, Any]:
         gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in _sources(root, [p.resolve() for p in exclude], left_out):
+        for path in sources_below(root, [p.resolve() for p in exclude], left_out):
             name = path.relative_to(root).as_posix()
             try:
                 data = path.read_bytes()
@@ -310,7 +314,8 @@ def pack(root: Path, out: Path, exclude: Sequence[Path] = ()) -> dict[str, Any]:
     }
 
 
-def _sources(root: Path, exclude: Sequence[Path], left_out: list[str]) -> Iterator[Path]:
+def sources_below(root: Path, exclude: Sequence[Path], left_out: list[str]) -> Iterator[Path]:
+    """What an archive of the folder would hold; `exclude` are resolved, and `left_out` is told where it stops."""
     num_seen = 0
     for folder, folders, names in os.walk(root):
         here = Path(folder)
@@ -366,9 +371,25 @@ def environment(device: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @functools.cache  # 60 ms for 64 packages, and they do not change under a process
 def packages() -> dict[str, str]:
-    """Every installed distribution, by name."""
-    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    """Every installed distribution, by name: of several, the one that comes first on the path, as for an import."""
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        if one.metadata["Name"]:
+            found.setdefault(str(one.metadata["Name"]), one.version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def version_of(info: Path) -> tuple[str, str] | None:
+    """Name and version of the distribution that a folder `*.dist-info` or `*.egg-info` describes."""
+    name, _, version = info.stem.partition("-")
+    if version and info.suffix == ".dist-info":
+        return name, version
+    with contextlib.suppress(OSError):
+        text = (info / "PKG-INFO" if info.is_dir() else info).read_text(errors="replace")
+        fields = dict(line.split(": ", 1) for line in text.partition("\n\n")[0].splitlines() if ": " in line)
+        if fields.get("Name") and fields.get("Version"):
+            return fields["Name"], fields["Version"]
+    return None
 
 
 @functools.cache  # 12 ms, and the code that runs was read before

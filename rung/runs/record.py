@@ -51,6 +51,7 @@ class Record:
         self.path = path
         self.id = str(document["id"])
         self.segment = segment
+        self.code = dict(code)  # the snapshot of this attempt
         self.last_step: int | None = document.get("last_step")
         self._document = document
         self._metrics = MetricsWriter(path / "metrics", segment)
@@ -179,6 +180,11 @@ class Record:
             document["segments"] = [*document["segments"], segment]
             write_json(path / "run.json", document)
             return cls(path, plain(document), number, code)
+
+    @property
+    def attempt(self) -> Mapping[str, Any]:
+        """The entry of run.json for the attempt that is writing."""
+        return dict(self._document["segments"][-1])
 
     def log(self, step: int, values: Mapping[str, Number]) -> None:
         """One row of metrics: the update from state `step`, or an eval of that state; about 7 us, never buffered."""

@@ -8,18 +8,24 @@ A process that is killed says nothing, and its run is shown as vanished, as any 
 from __future__ import annotations
 
 import atexit
+import builtins
+import contextlib
+import functools
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
+from rung.runs.executed import Executed, is_of_python
+from rung.runs.failure import failure_here
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record, read_document
 from rung.script.never_raise import say
-from rung.script.run import RECIPE, OwnRun, ending
+from rung.script.run import RECIPE, OwnRun
 from rung.script.settings import command_without_secrets, dotted, source_of, tree_of, without_secrets
 
 UNSEEDED = 67280421310721  # what torch says of a generator that nobody has seeded
@@ -30,6 +36,7 @@ class _Open:
     run: OwnRun | None = None
     others: list[OwnRun] = field(default_factory=list)  # that go on beside it
     known_error: BaseException | None = None  # of an earlier failure, in a session that went on
+    exits: dict[str, Any] = field(default_factory=dict)  # the last exit with a code: see _note_exits
 
 
 _open = _Open()
@@ -105,6 +112,7 @@ def init(
         tags=labels,
         code_root=(_code_root() if code else None) if isinstance(code, bool) else Path(code),
     )
+    record.follow(Executed(record, command_without_secrets(sys.argv)))
     if planned_seeds is not None:
         record.update(planned_seeds=planned_seeds)
     run, here = OwnRun(record, tree, sources), Path.cwd()
@@ -162,6 +170,7 @@ def _take(run: OwnRun) -> OwnRun:
     _open.run, _open.known_error = run, getattr(sys, "last_value", None)
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
+    _note_exits()
     return run
 
 
@@ -169,15 +178,46 @@ def _at_exit() -> None:
     """Python keeps the error that ended a script; in a session the last one may be old and somebody else's."""
     error = getattr(sys, "last_value", None)
     is_session = hasattr(sys, "ps1") or "IPython" in sys.modules
+    raised = None if is_session or error is _open.known_error else error
     for run in [*_open.others, *([] if _open.run is None else [_open.run])]:
-        run.finish(*ending(None if is_session or error is _open.known_error else error))
+        known = _open.exits
+        if raised is None and known and not is_session and known["done"].get(id(run)) == run.out.num_done:
+            run.end_by(SystemExit(known["code"]), known["failure"])
+        else:
+            run.end_by(raised)
+
+
+def _note_exits() -> None:
+    """Python does not tell at the end of a script that it exits with an error: whoever calls sys.exit or exit with a
+    code is noted, and counts unless somebody catches it and the run goes on."""
+
+    def note(code: Any) -> None:
+        if not code or threading.current_thread() is not threading.main_thread():
+            return
+        runs = [*_open.others, *([] if _open.run is None else [_open.run])]
+        done = {id(run): run.out.num_done for run in runs}
+        _open.exits = {"code": code, "failure": failure_here(f"exit {code}"), "done": done}
+
+    for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        exits = getattr(place, name, None)
+        if exits is None or hasattr(exits, "_noted_by_rung"):
+            continue
+
+        @functools.wraps(exits, assigned=("__doc__", "__name__"), updated=())
+        def noted(code: Any = None, /, exits: Any = exits) -> Any:
+            with contextlib.suppress(Exception):
+                note(code)
+            return exits(code)
+
+        noted._noted_by_rung = True  # type: ignore[attr-defined]
+        setattr(place, name, noted)
 
 
 def _code_root() -> Path:
     """The folder of the script where it lies below none that has nothing to do with it, else where we are."""
     script, here = getattr(sys.modules.get("__main__"), "__file__", None), Path.cwd()
     folder = Path(script).resolve().parent if script else here
-    is_installed = "site-packages" in folder.parts or folder.name == "bin"
+    is_installed = is_of_python(folder) or folder.name == "bin"  # a profiler or a test runner runs the script
     return here if is_installed or folder.is_relative_to(here) else folder
 
 

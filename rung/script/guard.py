@@ -46,6 +46,7 @@ from rung.script.step_axis import Update
 
 if TYPE_CHECKING:
     from rung.doctor.finding import Finding
+    from rung.doctor.history import History
     from rung.forensics.verdict import Verdict
     from rung.script.run import OwnRun
 
@@ -317,10 +318,16 @@ class ScriptGuard:
     def findings(self) -> list[Finding]:
         """What the doctor says of the steps so far; it knows neither evals nor data here, and asks less."""
         from rung.doctor.diagnose import diagnose
-        from rung.doctor.history import History, series_from_rows, tables_from_rows
 
         with contextlib.suppress(Diverged):
             self.wait()
+        found = diagnose(self._history(), raises=False)
+        return [replace(f, probe="guard.replay()") if f.probe.startswith("rung ") else f for f in found]
+
+    def _history(self) -> History:
+        """What the guard has seen, as the doctor reads it."""
+        from rung.doctor.history import History, series_from_rows, tables_from_rows
+
         # The loop in the words of a config, as far as its optimizers tell.
         group = self._optimizers[0].param_groups[0]
         config = {
@@ -330,7 +337,7 @@ class ScriptGuard:
             **{f"optimizer.{key}": group[key] for key in ("eps", "weight_decay") if key in group},
             **({"optimizer.beta2": group["betas"][1]} if "betas" in group else {}),
         }
-        history = History(
+        return History(
             config=config,
             derived={
                 "parameters": sum(p.numel() for p in self._model.parameters()),
@@ -343,8 +350,6 @@ class ScriptGuard:
             events=list(self.events),
             is_script=True,
         )
-        found = diagnose(history, raises=False)
-        return [replace(f, probe="guard.replay()") if f.probe.startswith("rung ") else f for f in found]
 
     def replay(self, report: Report = lambda text: None) -> Verdict:
         """Why the last bad step failed; everything is left as it is."""
@@ -360,7 +365,9 @@ class ScriptGuard:
                 f"ranks would wait for each other; replay in one process: {_call(failure)}", code="several-ranks"
             )
         if self._ended is not None:
-            return replay.verdict_of(failure, self._model, self._optimizers, self._loss, self._is_compiled, report)
+            return replay.verdict_of(
+                failure, self._model, self._optimizers, self._loss, self._is_compiled, report, self._history
+            )
         if failure.path is None:
             raise UserError(
                 "the loop has gone on since the step was skipped; give the guard a folder to keep it: out=",
@@ -369,7 +376,7 @@ class ScriptGuard:
         tensors = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
         try:
-            return replay.replay(failure.path, self._model, self._optimizers, self._loss, report)
+            return replay.replay(failure.path, self._model, self._optimizers, self._loss, report, self._history)
         finally:
             self._model.load_state_dict(tensors)
             for optimizer, state in zip(self._optimizers, states, strict=True):
@@ -428,7 +435,7 @@ class ScriptGuard:
                 where = f"It could not be captured: {said}."
         if tensors := failed.facts.get("tensors"):
             self._log.event("weights_broken", step, tensors=tensors, gradients_finite=True)
-        facts = {"rank": self._world.rank, **failed.facts}
+        facts = {"rank": self._world.rank, "build": bool(self._build), **failed.facts}
         self._log.event("diverged", step, capture=place, why=why, diagnosis=diagnosis, **facts)
         if self._policy == "skip" and self._num_skips < self._most:
             self._num_skips += 1

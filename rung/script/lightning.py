@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rung.script import current
-from rung.script.run import OwnRun, ending
+from rung.script.run import OwnRun
 from rung.script.settings import tree_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LoggerMixin:
         if status not in ("success", "finished") and self._run is not None:
             # Lightning calls while it handles what was raised.
             error = sys.exc_info()[1] or RuntimeError("the trainer says that it failed")
-            self._run.finish(*ending(error))
+            self._run.end_by(error)
 
 
 class CallbackMixin:

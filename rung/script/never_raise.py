@@ -44,11 +44,13 @@ class NeverRaise:
         self._said: set[str] = set()
         self._waiting: deque[Callable[[Record], object]] = deque()
         self._num_lost = 0
+        self.num_done = 0  # what a script does with its run, for whoever asks whether it goes on
 
     def do(self, act: Callable[Concatenate[Record, P], object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
         """`act` with the record, such as Record.log, after all that waits; whether it could be done by now."""
         if self.record is None:
             return False
+        self.num_done += 1
         if self._waiting and not self._catch_up(self.record):
             self._wait(functools.partial(_called, act, args, kwargs))
             return False

@@ -38,6 +38,7 @@ from rung.script import pytree
 from rung.script.capture import Generators, StepInputs, micro_of, objective_of, rates, read
 
 if TYPE_CHECKING:
+    from rung.doctor.history import History
     from rung.runs.query import Run
 
 Value = Callable[[Any], Tensor]
@@ -50,11 +51,21 @@ def replay(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     loss: Value,
     report: Report = lambda text: None,
+    history: Callable[[], History] | None = None,
 ) -> Verdict:
-    """Why a captured step failed. The model and the optimizer are left in the state before that step."""
+    """Why a captured step failed. The model and the optimizer are left in the state before that step.
+
+    `history` is what was recorded before it; by default that of the run whose folder the capture lies in.
+    """
     compiled, model, optimizers = is_compiled(model, loss), unwrapped(model), listed(optimizer)
-    inputs = read(Path(path), model, optimizers)
-    return verdict_of(inputs, model, optimizers, loss, compiled, report)
+    inputs, folder = read(Path(path), model, optimizers), Path(path).resolve().parents[1]
+    if history is None and (folder / "run.json").is_file():
+        from rung.doctor.history import read as read_history
+        from rung.runs.query import Run
+        from rung.runs.record import read_document
+
+        history = lambda: read_history(Run(folder, read_document(folder)), with_parent=False)  # noqa: E731
+    return verdict_of(inputs, model, optimizers, loss, compiled, report, history)
 
 
 def replay_run(run: Run, step: int | None, build: str | None, report: Report) -> Verdict:
@@ -124,6 +135,7 @@ def verdict_of(
     loss: Value,
     is_compiled: bool,
     report: Report,
+    history: Callable[[], History] | None = None,
 ) -> Verdict:
     """The model and the optimizers must be in the state before the step, and are left in it."""
     if not inputs.micros or any(taken.batch is None for taken in inputs.micros):
@@ -199,6 +211,7 @@ def verdict_of(
             is_compiled=is_compiled,
             other_batches=other_batches if inputs.others else None,
             seed=seed,
+            history=history,
         )
 
         # Taken again, a step must leave torch's generators as it had left them.
@@ -220,7 +233,9 @@ def verdict_of(
             if any(rerun.take(micros=[rows_of(micro, half)]).place == "error" for half in halves):
                 rerun.micros[number] = micro._replace(ids=micro.ids[:1])
                 not_tested.append("the sample: the loss does not take fewer rows")
-        return examine(rerun, not_tested=not_tested, report=report)
+        verdict = examine(rerun, not_tested=not_tested, report=report)
+        verdict.changes = {}  # keys of a recipe
+        return verdict
 
 
 def _autocast_dtype(inputs: StepInputs, model: nn.Module, loss: Value, generators: Generators) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rung.errors import UserError
 from rung.files import write_whole
+from rung.runs.failure import failure_of
 from rung.runs.files import plain, to_json, write_json
 from rung.runs.metricnames import eval_of
 from rung.runs.query import ref  # here, not at the end of a script: an import then changes its exit code after Ctrl-C
@@ -21,6 +22,7 @@ from rung.runs.record import STATUSES, Record, read_document
 from rung.script.logged import sort_out
 from rung.script.missing import OF_A_RUN, missing
 from rung.script.never_raise import NeverRaise, never_raise, say
+from rung.script.observe import Observer
 from rung.script.settings import SCRIPT, Settings, dotted, without_secrets
 from rung.script.step_axis import StepAxis
 
@@ -46,11 +48,16 @@ class OwnRun:
         self.axis = StepAxis(self.out)
         self.summary = self.axis.summary  # the last value of each name, and whatever the script adds
         self._watches: list[Watch] = []
+        self._observer = Observer(self)
         self.trained: set[int] = set()  # ids of the parameters that a known optimizer has
         self._definitions: dict[str, dict[str, Any]] = {}
         self._derived: dict[str, Any] = {}
         self._data: dict[str, Any] = {}
         self._held: dict[str, Any] = {}  # of log(commit=False)
+        self._found_out: set[str] = set()  # keys that the script did not set
+        self._next_row: dict[str, float] = {}  # what is known of it before it is logged
+        self._coverage: Any = None
+        self._num_taken = 0  # rows of data, as the script says
         self._folder = ""  # of `dir`, where nothing else is written
         self._has_said_ended = False
         self._started, self._pid = time.monotonic(), os.getpid()
@@ -114,12 +121,59 @@ class OwnRun:
         logged = sort_out(data)
         for name, why in logged.odd.items():
             self.tell(f"{name!r} {why}; it was not kept", f"odd {name}")
+        is_train = bool(logged.row) and not logged.is_eval_only
+        self._observer.row(logged.row, is_train)
+        if is_train and self._next_row:
+            logged.row, self._next_row = {**self._next_row, **logged.row}, {}
         self.axis.log(logged, step)
 
     @never_raise
     def targets(self, count: int) -> None:
         """Adds to the predictions that the next row of training counts."""
         self.axis.targets(count)
+
+    @never_raise
+    def rows(self, ids: Any) -> None:
+        """The numbers of the rows that the next step trains on: `run.rows(index)`. With `run.data("train", ..)` the
+        doctor then sees whether they are shuffled, and whether all of them come."""
+        if self.out.record is None:
+            return
+        import numpy as np
+
+        ids = np.asarray(_host(ids)).reshape(-1).astype(np.int64)
+        if self._coverage is None:
+            from rung.engine.recorder import Coverage
+
+            # Without the size of the data an epoch has no end: then only their order is known.
+            self._coverage = Coverage(int(self._derived.get("epoch_rows") or 2**62))
+        known = self._coverage.note(ids, self._num_taken)
+        self._num_taken += len(ids)
+        if self._derived.get("rows_per_step") is None:
+            self.derive(rows_per_step=len(ids))
+        self._next_row |= known
+
+    @never_raise
+    def without(self, name: str, losses: Any, losses_without: Any) -> None:
+        """What an input is worth: the losses of the rows of an eval with it, and of the same rows without it."""
+        if self.out.record is None:
+            return
+        import numpy as np
+
+        from rung.engine.probes import rise
+
+        # Each row as the sum and the count of one.
+        pairs = [
+            np.stack([values, np.ones_like(values)], axis=1)
+            for values in (np.asarray(_host(some), np.float64).reshape(-1) for some in (losses, losses_without))
+        ]
+        if pairs[0].shape != pairs[1].shape or not len(pairs[0]):
+            self.tell(
+                f"without({name!r}) compares the losses of the same rows; {len(pairs[0])} and {len(pairs[1])} differ"
+            )
+            return
+        key = f"probe/without_{name}"
+        found = dict(zip((key, f"{key}_low", f"{key}_high"), rise(pairs[0], pairs[1])))
+        self.axis.measured(found)
 
     @never_raise
     def define_metric(self, name: str, better: str | None = None, **definition: Any) -> None:
@@ -169,7 +223,7 @@ class OwnRun:
 
         try:
             self._watches.append(Watch(self, model, optimizer, every, share))
-            self.axis.updates.is_watched = True
+            self.axis.updates.is_watched = self._observer.is_measured = True
         except UserError as error:
             self.tell(str(error))
 
@@ -224,6 +278,10 @@ class OwnRun:
             status = "finished"
         for watch in self._watches:
             watch.remove()
+        self._observer.close()
+        if (reads := self.config._reads).is_complete:  # what others have found out is not the script's to read
+            unread = [key for key, _ in dotted(self._tree) if key not in reads.keys | self._found_out]
+            self.out.event("unread_keys", step=self.axis.last, keys=unread)
         totals = {**self.axis.close(), "elapsed_s": time.monotonic() - self._started}
         summary: dict[str, Any] = {}
         for name, value in self.summary.items():  # anything may be in it
@@ -245,6 +303,23 @@ class OwnRun:
 
     # What follows is for those who watch the loop, not for the script.
 
+    def end_by(self, error: BaseException | None, failure: Mapping[str, Any] | None = None) -> None:
+        """Ends the run as a script that raised this, or nothing, has ended it; what is known of the error is kept."""
+        status, reason = ending(error)
+        if self.out.record is not None and os.getpid() == self._pid and status in ("crashed", "diverged"):
+            try:
+                failure = failure or (failure_of(error) if error is not None else {})
+            except Exception:  # an error whose text cannot be made
+                failure = {"error": type(error).__name__}
+            self.out.do(Record.update, failure=failure)
+            self.out.event("crash", step=self.axis.last, status=status, **failure)
+        self.finish(status, reason)
+
+    @property
+    def tree(self) -> Mapping[str, Any]:
+        """The configuration, read by others than the script."""
+        return self._tree
+
     @property
     def is_watching(self) -> bool:
         return bool(self._watches)
@@ -256,6 +331,7 @@ class OwnRun:
         for watch in self._watches:
             watch.remove()
         self._watches.clear()
+        self._observer.is_measured = True
         describe_start(self, model)
         describe_optimizers(self, optimizers, model)
         if clip:
@@ -274,12 +350,14 @@ class OwnRun:
         """Dotted keys that somebody other than the script found out, each with a value and what a script would call it:
         then it follows from the script's key. Where the script has the very key, it stays away."""
         for key, (value, others) in found.items():
-            origin = next((name for name, _ in dotted(self._tree) if name.rpartition(".")[2].lower() in others), None)
+            # Only a key that has this very value: a script may call something else by the same name.
+            origin = next((n for n, said in dotted(self._tree) if _names(n, others) and _holds(said, value)), None)
             *branches, leaf = key.split(".")
             node: Any = self._tree
             for branch in branches:
                 node = node.setdefault(branch, {}) if isinstance(node, dict) else None
             if isinstance(node, dict) and leaf not in node:
+                self._found_out.add(key)
                 node[leaf], self._sources[key] = value, f"derived: from {origin}" if origin else "the optimizer"
         self._write_config()
 
@@ -311,7 +389,25 @@ class OwnRun:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.finish(*ending(error))
+        self.end_by(error)
+
+
+def _host(values: Any) -> Any:
+    """A tensor on the host, without its graph; anything else as it is."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
+
+
+def _names(key: str, others: Sequence[str]) -> bool:
+    return key.rpartition(".")[2].lower() in others
+
+
+def _holds(said: Any, value: Any) -> bool:
+    """Whether a key says this value: itself, as text, or among others, as betas do."""
+    if isinstance(said, list | tuple):
+        return any(_holds(one, value) for one in said)
+    if isinstance(said, str):
+        return said.lower() == str(value).lower()
+    return type(said) in (bool, int, float) and bool(said == value)
 
 
 def ending(error: BaseException | None) -> tuple[str, str]:

@@ -96,15 +96,26 @@ def source_of(key: str, words: Sequence[str]) -> str:
     return SCRIPT
 
 
+@dataclasses.dataclass
+class Reads:
+    """Keys that a script has read, and whether it says that it reads all of its settings so."""
+
+    keys: set[str] = dataclasses.field(default_factory=set)
+    is_complete: bool = False
+
+
 class Settings(MutableMapping[str, Any]):
     """`config.lr`, `config["lr"]`, `config.model.n_layer`; a change is told to the run."""
 
-    def __init__(self, tree: dict[str, Any], changed: Changed, prefix: str = "") -> None:
-        self.__dict__.update(_tree=tree, _changed=changed, _prefix=prefix)
+    def __init__(self, tree: dict[str, Any], changed: Changed, prefix: str = "", reads: Reads | None = None) -> None:
+        self.__dict__.update(_tree=tree, _changed=changed, _prefix=prefix, _reads=Reads() if reads is None else reads)
 
     def __getitem__(self, name: str) -> Any:
-        value = self._tree[name]
-        return Settings(value, self._changed, f"{self._prefix}{name}.") if isinstance(value, dict) else value
+        value, key = self._tree[name], f"{self._prefix}{name}"
+        if isinstance(value, dict):
+            return Settings(value, self._changed, f"{key}.", self._reads)
+        self._reads.keys.add(key)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._tree:
@@ -132,15 +143,33 @@ class Settings(MutableMapping[str, Any]):
     def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:
         """`allow_val_change` is for scripts that come from wandb; changes are always allowed, and always recorded."""
         new = tree_of(dict(values) if isinstance(values, list | tuple) else values) | tree_of(more)
+        before = dict(dotted(self._tree))
         _merge(self._tree, new)
-        self._changed({f"{self._prefix}{key}": value for key, value in dotted(new)})
+        # Told only of what is another value now: Lightning says all hyperparameters again for `test` after `fit`.
+        changed = {key: value for key, value in dotted(new) if key not in before or not _is_same(before[key], value)}
+        if changed:
+            self._changed({f"{self._prefix}{key}": value for key, value in changed.items()})
 
     def setdefaults(self, values: Any) -> None:
         """Values for names that have none yet."""
         self.update({name: value for name, value in tree_of(values).items() if name not in self._tree})
 
     def as_dict(self) -> dict[str, Any]:
+        self._reads.keys.update(f"{self._prefix}{key}" for key, _ in dotted(self._tree))
         return tree_of(self._tree)
+
+    def check_read(self) -> None:
+        """Says that the script reads its settings from here alone: one that it has not read by the end does nothing."""
+        self._reads.is_complete = True
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new and isinstance(old, list | dict | set):  # it may have been changed in place
+        return False
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except Exception:  # values of any kind, such as arrays of several numbers
+        return False
 
 
 def _merge(tree: dict[str, Any], new: Mapping[str, Any]) -> None:

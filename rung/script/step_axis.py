@@ -140,6 +140,7 @@ class StepAxis:
         self._last_train: tuple[int, float] | None = None  # step and time of the last row of training
         self._at_step: Mapping[str, Any] = {}  # what was logged at the newest step
         self._num_targets = 0
+        self._fewest = self._num_counts = 0
         self._targets_waiting: int | None = None  # counted since the last row; None: nobody has counted
         self._num_left_out = 0
         self._guarded: tuple[int, Update] | None = None  # number and measures of a guarded step that has no row yet
@@ -212,7 +213,18 @@ class StepAxis:
         self._rows.push(step, values, update.tables)
 
     def targets(self, count: int) -> None:
+        """Of a step, or of each of its micros: then the row also says how many the smallest one had."""
+        self._fewest = int(count) if self._targets_waiting is None else min(self._fewest, int(count))
+        self._num_counts = 1 if self._targets_waiting is None else self._num_counts + 1
         self._targets_waiting = (self._targets_waiting or 0) + int(count)
+
+    def measured(self, values: dict[str, float]) -> None:
+        """Of the weights as they are now; no row of training, and no eval."""
+        step = max(self.step, self._last)
+        self._rows.read(wait=True)
+        self._last = step
+        self._write(step, values, {})
+        self.forget_time()
 
     def forget_time(self) -> None:
         """The time of an eval or a sample is not that of a step."""
@@ -289,6 +301,8 @@ class StepAxis:
         """Adds targets, and the seconds of the step where nothing else is known to have happened since the last row."""
         if self._targets_waiting is not None:
             row.setdefault("targets", self._targets_waiting)
+            if self._num_counts > 1:
+                row.setdefault("targets_min", self._fewest)
             self._targets_waiting = None
         if "targets" in row:
             row["targets"] = to_float(row["targets"])

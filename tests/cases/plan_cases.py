@@ -195,6 +195,61 @@ class FilmedByFrame(Filmed):
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+class Augmented(Rows):
+    """Ids are replaced at random, in training and at evals."""
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+        rows = super().gather(ids, draw)["ids"]
+        return {"ids": np.where(draw.uniform("replace", rows.shape[1]) < 0.1, 0, rows)}
+
+
+class LeakyAugmented(Leaky):
+    def streams(self) -> Mapping[str, Stream]:
+        streams = super().streams()
+        return {name: Augmented(name, **rows.arrays) for name, rows in streams.items() if isinstance(rows, Rows)}
+
+
+class ApartAugmented(LeakyAugmented):
+    def streams(self) -> Mapping[str, Stream]:
+        streams = Apart.streams(self)  # type: ignore[arg-type]
+        return {name: Augmented(name, **rows.arrays) for name, rows in streams.items() if isinstance(rows, Rows)}
+
+
+class Clips(Filmed):
+    """Three frames in a row; clips are shuffled before they are split, or split and then cut."""
+
+    is_shuffled = False
+
+    def streams(self) -> Mapping[str, Stream]:
+        frames, rng = film(480, self.seed)[:, 0], np.random.default_rng(self.seed)
+        order = rng.permutation(470) if self.is_shuffled else np.r_[:400, 410:470]
+        u = rng.normal(size=(480, 8)).astype(np.float32)
+        sets = {"train": order[:400], "val": order[400:]}
+        clips = frames[np.arange(470)[:, None] + np.arange(3)]
+        return {name: Rows(f"clips/{name}", 8.0, x=u[ids], u=u[ids], y=u[ids], frames=clips[ids])
+                for name, ids in sets.items()}  # fmt: skip
+
+
+class ShuffledClips(Clips):
+    is_shuffled = True
+
+
+def quieten(arrays: dict[str, np.ndarray]) -> None:
+    arrays["u"] *= np.geomspace(2e-4, 7e-3, 8).astype(np.float32)
+
+
+def empty(arrays: dict[str, np.ndarray]) -> None:
+    arrays["x"][2:] = 0
+
+
+class Quiet(Steered):
+    spoil = quieten
+
+
+class Emptied(Steered):
+    spoil = empty
+
+
 def repository(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     (root / "recipe.py").write_text("answer = 42\n")
@@ -239,6 +294,10 @@ CASES = [
          is_quick=True, statistic=stat.of(stat.duplicates)),
     Case("E7", "a film split frame by frame", checked(FilmedByFrame, HELD_OUT), checked(Filmed, HELD_OUT),
          is_quick=True, statistic=stat.near_frames(spread=(0.081, 0.033))),
+    Case("E7", "a twentieth, hidden behind augmentation", checked(LeakyAugmented, [leakage.leakage]),
+         checked(ApartAugmented, [leakage.leakage]), is_quick=True, statistic=FACT),
+    Case("E7", "clips shuffled before the split", checked(ShuffledClips, [leakage.leakage]),
+         checked(Clips, [leakage.leakage]), is_quick=True, statistic=FACT),
     Case("C1", "a control that is multiplied by 0", checked(Deaf, USED), checked(Steered, USED),
          statistic=stat.of(stat.input_used_briefly)),
     Case("D4", "bytes at evals, units in training", checked(Bytes, SHIFTED), checked(Steered, SHIFTED),
@@ -246,7 +305,8 @@ CASES = [
     *(Case("D4", what, checked(sick, INPUTS), checked(Steered, INPUTS), is_quick=True,
            statistic=FACT)
       for what, sick in {"a silent input": Silent, "an input that is not finite": Broken,
-                         "a dead channel": DeadChannel}.items()),
+                         "a dead channel": DeadChannel, "channels of small deviations": Quiet,
+                         "rows that are empty": Emptied}.items()),
     Case("D4", "an input of huge scale", checked(Huge, INPUTS), checked(Steered, INPUTS),
          is_quick=True, statistic=stat.of(stat.input_scale)),
 ]  # fmt: skip

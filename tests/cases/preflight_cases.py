@@ -186,6 +186,31 @@ class SmoothsAlways(TrainSmooths):
         return 0.3
 
 
+class DropsText(TrainSmooths):
+    """Ids are dropped in training; what else differs must not hide behind that."""
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        inner = super().objectives(nn.Sequential(_Dropped(), model))[0]
+
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            _Dropped.share = 0.0 if draw.is_eval else 0.2
+            return inner.loss(batch, draw)
+
+        return objective(model, loss)
+
+
+class _Dropped(nn.Module):
+    share = 0.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.where(torch.rand(ids.shape) < self.share, 0, ids)
+
+
+class DropsTextAlone(DropsText):
+    def smoothing(self, draw: Draw) -> float:
+        return 0.0
+
+
 # E4: dropout that does not know about eval, statistics that move in it
 
 
@@ -232,6 +257,30 @@ class MovesStatistics(Drops):
 class KeepsStatistics(Drops):
     def drop(self) -> nn.Module:
         return StillInEval(self.cfg.model.width)
+
+
+class RoundsInSamples(Tiny):
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> dict[str, tuple[Tensor, Tensor]]:
+        model.bfloat16().float()
+        return {}
+
+
+# O9: a head in no objective, a row that is used and never changes
+
+
+class NoHead(Tiny):
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        assert isinstance(model, Gpt)
+        inner = super().objectives(model)[0]
+        return objective(nn.ModuleList([model.tokens, model.places, model.blocks, model.norm]), inner.loss)
+
+
+class PaddingIsAnId(Tiny):
+    def model(self) -> nn.Module:
+        model = super().model()
+        assert isinstance(model, Gpt)
+        model.tokens.padding_idx = 3
+        return model
 
 
 # E6: attention without its mask, and targets that were given
@@ -302,6 +351,10 @@ class LoudQueries(Scaled):
     factors = {"qkv": 50.0}
 
 
+class SharpQueries(Scaled):
+    factors = {"qkv": 15.0}
+
+
 class LoudBlocks(Scaled):
     """Without norms each block multiplies what it got."""
 
@@ -328,6 +381,10 @@ CASES = [
     Case("E3", "other count", checked(TrainMasks), checked(MasksAlways), "sick", is_quick=True, statistic=FACT),
     Case("E3", "other places", checked(OtherPlaces), checked(MasksAlways), "sick", statistic=FACT),
     Case("E3", "other loss", checked(TrainSmooths), checked(SmoothsAlways), statistic=stat.of(stat.loss_apart)),
+    Case("E3", "other loss behind a dropout of text", checked(DropsText), checked(DropsTextAlone), statistic=FACT),
+    Case("E4", "an eval that rounds the weights", checked(RoundsInSamples), HEALTHY, statistic=FACT),
+    Case("O9", "a head in no objective", checked(NoHead), HEALTHY, statistic=FACT),
+    Case("O9", "padding that is an id of the data", checked(PaddingIsAnId), HEALTHY, statistic=FACT),
     Case("E4", "dropout in eval", checked(Drops), checked(DropsInTraining), "sick", is_quick=True, statistic=FACT),
     Case("E4", "statistics move", checked(MovesStatistics), checked(KeepsStatistics), "sick", statistic=FACT),
     Case("E6", "attention sees all", checked(SeesAll), HEALTHY, "sick", is_quick=True,
@@ -339,5 +396,6 @@ CASES = [
          statistic=stat.of(stat.gradients_apart)),
     Case("A6", "loud head", checked(LoudHead), HEALTHY, is_quick=True, statistic=stat.of(stat.initial_loss)),
     Case("A6", "loud queries", checked(LoudQueries), HEALTHY, statistic=stat.of(stat.initial_logit)),
+    Case("A6", "sharp queries", checked(SharpQueries), HEALTHY, statistic=stat.of(stat.initial_logit)),
     Case("A6", "loud blocks", checked(LoudBlocks), HEALTHY, statistic=stat.of(stat.block_ratio)),
 ]  # fmt: skip

@@ -538,7 +538,7 @@ def initial_loss(context: CheckContext) -> Reading:
 
 def initial_logit(context: CheckContext) -> Reading:
     return above(
-        "largest attention logit", max(scale.table(context, "attention", "logit").values()), scale.LARGEST_LOGIT
+        "largest attention logit", max(scale.table(context, "attention", "logit").values()), scale.LARGEST_AT_START
     )
 
 
@@ -592,7 +592,8 @@ def look_ahead(context: CheckContext) -> Reading:
 def duplicates(context: CheckContext) -> Reading:
     streams, seed = context.setup.streams, context.setup.cfg.seed
     held_, train = (
-        leakage.read(streams[name], ["ids"], streams[name].num_rows, 0, seed, 60.0) for name in ("val", "train")
+        leakage.read(streams[name], leakage.Pairing(names=("ids",)), streams[name].num_rows, seed, 60.0)
+        for name in ("val", "train")
     )
     return above("share of eval rows in train", float(np.isin(held_.hashes, train.hashes).mean()), leakage.DUPLICATES)
 

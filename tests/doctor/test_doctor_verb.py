@@ -52,18 +52,21 @@ def ask(root: Path, *args: str) -> Result:
 def test_a_run_without_findings_gets_one_sentence_with_numbers(root: Path) -> None:
     first, *rest = ask(root, "text/1").output.split("\n\n")
     report = json.loads(ask(root, "text/1", "--json").output)
-    num_blind = len(report["unasked"]) + len(report["early"])
+    answers = report["answers"]
     first = " ".join(first.split())
-    blind = f"{num_blind} of {len(report['rules'])} rules had nothing to look at"
-    assert first.startswith(f"text/1 (finished, 600 steps): no finding; {blind}; ")
+    assert first.startswith("text/1 (finished, 600 steps): not known to be well, as nobody looked whether ")
     assert "val 1.234 at step 600" in first
-    assert "600 steps and 1 eval and found nothing" in " ".join(rest[-1].split())
-    assert "attention (A3)" in " ".join(rest[-1].split())
+    assert (
+        rest[-1].splitlines()[-1]
+        == f"0 sick, {len(answers['healthy'])} healthy, {len(answers['not_looked_at'])} not looked at"
+    )
+    assert "signals.activation_stats_every=100" in rest[-1]
+    assert report["how"]["A3"] == "signals.activation_stats_every=100"
 
 
 def test_a_finding_has_all_that_a_reader_needs(root: Path) -> None:
     text = ask(root, "text/2").output
-    assert "text/2 (finished, 600 steps): 1 warn; " in text
+    assert "text/2 (finished, 600 steps): 1 warn." in text
     for part in ("P1  warn  Waiting for data: The device waited for data 61", "Since step 80.", "\n  evidence  wait_s",
                  "\n  ruled out ", "\n  confirm   ", "\n  try       ",
                  f"rung train --from {root}/text/2 system.data_workers=2 --why"):  # fmt: skip

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from rung.cli.check import command
 from rung.doctor.preflight import batches as in_batches
-from rung.doctor.preflight import causality, checks, cut, numerics, objective, scale
+from rung.doctor.preflight import causality, checks, cut, numerics, objective, pure, scale, trained
 from rung.doctor.preflight.checks import quick, run_checks
 from rung.doctor.preflight.result import Check, CheckContext, NotApplicable, Result, render
 from rung.engine.build import Setup
 from rung.engine.op_tracer import BoundsCheck, OpTracer, OutOfRange
 from rung.engine.state import set_training
 from rung.random import Draw
-from rung.recipe import Batch, Loss, Objective, Recipe, Stream
-from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, losses_of
+from rung.recipe import Batch, Loss, Objective, Recipe, Sample, Stream
+from tests.cases.preflight_cases import Drops, HalfTable, KeepsStatistics, Masked, NoShift, Scaled, losses_of
 from tests.cases.preflight_cases import objective as one_objective
 from tests.cases.running import run_case, setup_of
 from tests.cases.tiny import LENGTH, VOCAB, Gpt, Rows, Tiny, chain
@@ -268,27 +268,107 @@ class Drawn(Tiny):
     """A masked model: which positions are targets is drawn at every step."""
 
     is_causal = False
+    share = 0.3
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         def loss(batch: Batch, draw: Draw) -> Loss:
             losses, targets = losses_of(model, batch["ids"])
-            counts = (draw.noise("mask", (targets.shape[1],)) < 0.3).float()
+            share = self.share if draw.is_eval else 0.3
+            counts = (draw.noise(self.stream_of(draw), (targets.shape[1],)) < share).float()
             return Loss((losses * counts).sum(), counts.sum())
 
         return one_objective(model, loss)
 
+    def stream_of(self, draw: Draw) -> str:
+        return "mask"
 
-def test_targets_that_are_drawn_are_not_compared() -> None:
+
+class DrawnApart(Drawn):
+    def stream_of(self, draw: Draw) -> str:
+        return "mask of evals" if draw.is_eval else "mask"
+
+
+class DrawnMore(DrawnApart):
+    share = 0.5
+
+
+def test_targets_that_are_drawn_are_compared_with_the_same_numbers() -> None:
+    assert one(objective.same_objective, Drawn).level == "pass"
+    assert one(objective.same_objective, DrawnMore).level == "warn"
     with pytest.raises(NotApplicable, match="drawn"):
-        one(objective.same_objective, Drawn)
+        one(objective.same_objective, DrawnApart)
     with pytest.raises(NotApplicable, match="not causal"):
         one(causality.causality, Drawn)
+
+
+class TextDropout(Tiny):
+    """Ids are dropped at random in training, as the inputs of some speech models are."""
+
+    is_sick = False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            ids = batch["ids"]
+            entered = ids[:, :-1]
+            if not draw.is_eval:
+                entered = self.drop(entered, draw)
+            smoothing = 0.2 if self.is_sick and self.is_training(model, draw) else 0.0
+            logits = 9 * model(entered).flatten(0, 1)
+            total = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum", label_smoothing=smoothing)
+            return Loss(total, torch.tensor(float(ids[:, 1:].numel())))
+
+        return one_objective(model, loss)
+
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return torch.where(draw.noise("drop", tuple(ids.shape[1:])) < 0.2, 0, ids)
+
+    def is_training(self, model: nn.Module, draw: Draw) -> bool:
+        return not draw.is_eval
+
+
+class TorchDropout(TextDropout):
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return torch.where(torch.rand(ids.shape) < 0.2, 0, ids)
+
+
+class Turned(TextDropout):
+    """Nothing stills a permutation of ids that begins with another one."""
+
+    def drop(self, ids: Tensor, draw: Draw) -> Tensor:
+        return (ids + 1 + torch.from_numpy(draw.integers("turn", VOCAB - 1))[:, None]) % VOCAB
+
+
+class ByMode(TextDropout):
+    def is_training(self, model: nn.Module, draw: Draw) -> bool:
+        return model.training
+
+
+@pytest.mark.parametrize("recipe", [TextDropout, TorchDropout, Turned, ByMode])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_noise_of_training_hides_no_other_loss(recipe: type[TextDropout], dropout: float) -> None:
+    sick = type("Sick", (recipe,), {"is_sick": True})
+    key = f"model.dropout={dropout}"
+    assert {r.level for r in ask(objective.same_objective, recipe, key)} <= {"pass", "skip"}
+    assert "warn" in {r.level for r in ask(objective.same_objective, sick, key)}
+
+
+def test_batch_statistics_are_no_other_loss() -> None:
+    assert {r.level for r in ask(objective.same_objective, KeepsStatistics)} == {"pass"}
+
+    class Batched(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model()
+            assert isinstance(model, Gpt)
+            model.norm = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(32), nn.Unflatten(0, (-1, LENGTH)))  # type: ignore[assignment]
+            return model
+
+    assert {r.level for r in ask(objective.same_objective, Batched)} == {"pass"}
 
 
 class Extra(Tiny):
     """Training adds a term, and says so or not."""
 
-    is_declared, is_noisy = True, False
+    is_declared, is_noisy, times = True, False, 0.5
 
     def objectives(self, model: nn.Module) -> Sequence[Objective]:
         def loss(batch: Batch, draw: Draw) -> Loss:
@@ -297,7 +377,7 @@ class Extra(Tiny):
             parts = {"own": (total, count)}
             if draw.is_eval:
                 return Loss(total, count, parts)
-            more = 0.5 * total.detach() + (10 * draw.noise("more", (1,)).sum() if self.is_noisy else 0.0)
+            more = self.times * total.detach() + (10 * (draw.noise("more", (1,)) - 0.5).sum() if self.is_noisy else 0.0)
             return Loss(total + more, count, parts | ({"more": (more, count)} if self.is_declared else {}))
 
         return one_objective(model, loss)
@@ -308,10 +388,16 @@ class Undeclared(Extra):
 
 
 class Noisy(Extra):
+    """The noise of the term hides that its mean is not nought."""
+
     is_declared, is_noisy = False, True
 
 
-@pytest.mark.parametrize(("recipe", "level"), [(Extra, "pass"), (Undeclared, "warn"), (Noisy, "pass")])
+class Zero(Noisy):
+    times = 0.0
+
+
+@pytest.mark.parametrize(("recipe", "level"), [(Extra, "pass"), (Undeclared, "warn"), (Noisy, "warn"), (Zero, "pass")])
 def test_a_term_that_only_training_has_must_be_declared(recipe: type[Tiny], level: str) -> None:
     assert one(objective.same_objective, recipe).level == level
 
@@ -539,3 +625,135 @@ def test_the_verb_checks_a_run_at_its_last_save(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(run.path), "--runs", str(tmp_path), "--quick"])
     assert done.exit_code == 0, done.output
     assert "the weights are trained" in done.output
+
+
+# What will not be trained, and what is changed by looking
+
+
+class Forgets(Tiny):
+    """The head is in no objective."""
+
+    freezes = False
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        assert isinstance(model, Gpt)
+        if self.freezes:
+            model.head.requires_grad_(False)
+        inner = super().objectives(model)[0]
+        return one_objective(nn.ModuleList([model.tokens, model.places, model.blocks, model.norm]), inner.loss)
+
+
+class Freezes(Forgets):
+    freezes = True
+
+
+class Unregistered(Tiny):
+    """A layer in a Python list."""
+
+    def objectives(self, model: nn.Module) -> Sequence[Objective]:
+        layers = [nn.Linear(VOCAB, VOCAB)]
+
+        def loss(batch: Batch, draw: Draw) -> Loss:
+            ids = batch["ids"]
+            logits = layers[0](model(ids[:, :-1])).flatten(0, 1)
+            return Loss(
+                F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum"), torch.tensor(ids[:, 1:].numel())
+            )
+
+        return one_objective(model, loss)
+
+
+def test_parameters_that_nobody_trains_are_named() -> None:
+    result = one(trained.trained_parameters, Forgets)
+    assert result.level == "warn"
+    assert "head.weight" in result.seen
+    assert one(trained.trained_parameters, Freezes).level == "pass"
+    result = one(trained.trained_parameters, Unregistered)
+    assert (result.level, "32x32" in result.seen) == ("warn", True)
+
+
+class PaddedIds(Tiny):
+    """`padding_idx` is an id of the data; the healthy twin has it at the end of rows alone."""
+
+    is_sick = True
+
+    def streams(self) -> Mapping[str, Stream]:
+        ids = chain(200, 1)
+        if not self.is_sick:
+            ids[ids == 3] = 4
+            ids[:, 25:] = 3
+        return {"train": Rows("padded", ids=ids), "val": Rows("val", ids=ids[:9])}
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        assert isinstance(model, Gpt)
+        model.tokens.padding_idx = 3
+        return model
+
+
+class PaddedTwin(PaddedIds):
+    is_sick = False
+
+
+def test_a_row_that_is_used_and_never_changes_is_named() -> None:
+    result = one(trained.trained_rows, PaddedIds)
+    assert result.level == "warn"
+    assert "id 3 of tokens.weight" in result.seen
+    assert one(trained.trained_rows, PaddedTwin).level == "pass"
+    assert one(trained.trained_rows).level == "pass"
+
+
+class SharpQueries(Scaled):
+    factors = {"qkv": 15.0}
+
+
+def test_attention_that_has_chosen_at_the_start_is_told() -> None:
+    for recipe, level in ((SharpQueries, "warn"), (Tiny, "pass")):
+        result = one(scale.attention, recipe)
+        assert result.level == level, result
+    logit = max(scale.table(CheckContext(setup_of(SharpQueries)), "attention", "logit").values())
+    assert 12 < logit < 50
+
+
+class Casts(Tiny):
+    def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        model.bfloat16().float()
+        return [Sample("a.txt", b"a")]
+
+
+class Measures(Tiny):
+    def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> dict[str, Any]:
+        assert isinstance(model, Gpt)
+        model.head.weight.data.mul_(1.01)
+        return {}
+
+
+@pytest.mark.parametrize(("recipe", "what"), [(Casts, "a sample"), (Measures, "an eval")])
+def test_an_eval_or_a_sample_that_changes_weights_is_named_and_undone(recipe: type[Tiny], what: str) -> None:
+    setup = setup_of(recipe)
+    before = everything(setup)
+    with checks.untouched(setup):
+        result, *_ = pure.evals_and_samples(CheckContext(setup))
+    assert (result.level, result.seen.startswith(what)) == ("warn", True)
+    assert everything(setup) == before
+    assert one(pure.evals_and_samples).level == "pass"
+
+
+def test_what_the_engine_changes_is_said() -> None:
+    class Half(Tiny):
+        def model(self) -> nn.Module:
+            model = super().model().bfloat16()
+            assert isinstance(model, Gpt)
+            model.places.requires_grad_(False)
+            return model
+
+        def objectives(self, model: nn.Module) -> Sequence[Objective]:
+            model.places.float()  # type: ignore[union-attr]
+            return super().objectives(model)
+
+    setup = setup_of(Half)
+    changed = setup.derived["changed"]
+    assert "head.weight" in changed["to float32"]["bfloat16"]
+    assert changed["eval mode"] == ["places"]
+    assert sum("float32 now" in line or "eval mode" in line for line in setup.chosen) == 2
+    assert setup_of(Tiny).derived["changed"] == {"to float32": {}, "eval mode": []}

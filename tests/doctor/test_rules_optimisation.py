@@ -74,7 +74,7 @@ def test_a_high_rate_needs_two_signs() -> None:
     assert serious(made(columns=large)) == {}
     seen = found(made(columns=large, tables=attention(5000.0), config={"lr.learning_rate": 0.3}))
     assert seen["O1"].severity == "sick"
-    assert seen["O1"].changes == {"lr.learning_rate": 0.1}
+    assert seen["O1"].changes == {"lr.learning_rate": 0.00063}
     assert complete(seen["O1"])
     assert not {"O3", "O8"} & set(seen)  # they follow from it
 
@@ -157,6 +157,7 @@ def shocked(warmup_steps: int, logit: float, weight: float = 1.0) -> History:
     weights = np.full((40, 8), 1.0)
     weights[:, 2] = weight
     of = made(columns={"update": update, "weight": weights}, tables=attention(logit))
+    of.rows["lr"].values[:] = 0.05  # what Adam moves each of a thousand elements by
     of.derived["warmup_steps"] = warmup_steps
     return of
 
@@ -343,7 +344,9 @@ def with_eps(eps: float, grad: float, share: float, num_bad: int = 8) -> History
 def test_an_eps_above_the_gradients_is_told() -> None:
     seen = found(with_eps(0.1, 1.0, 1.0))  # 1000 numbers with a norm of 1: each 0.03
     assert seen["O6"].severity == "sick"
-    assert seen["O6"].changes == {"optimizer.eps": 1e-8}
+    assert seen["O6"].changes == {"optimizer.eps": 1e-4}  # a hundredth of the gradients
+    assert "0.0001" in seen["O6"].remedy  # one figure, wherever it stands
+    assert "O6" not in found(with_eps(0.1, 1.0, 0.0))  # moments far above eps: gradients are small only now
     assert complete(seen["O6"])
     assert found(with_eps(1e-4, 1e-4, 0.9, num_bad=2))["O6"].severity == "warn"
     assert "O6" not in found(with_eps(1e-8, 1.0, 0.0))

@@ -281,7 +281,7 @@ def test_weights_that_were_refused_at_a_save_are_traced(tmp_path: Path) -> None:
     captured = replay.read(run, None)
     assert captured.micros == [[]]  # there was no batch yet
     verdict = verdict_of(run, tmp_path)
-    assert (verdict.origin, verdict.step) == ("OPTIMIZER", 0), verdict.lines()
+    assert (verdict.origin, verdict.step) == ("LEARNING RATE", 0), verdict.lines()
     assert "lr is 1e+39" in verdict.what
     done = call("case/1", "--debug", root=tmp_path)
     assert isinstance(done.exception, RunError)

@@ -111,7 +111,7 @@ def test_a_step_that_is_not_finite_is_captured_and_explained(rung: Rung, case: C
     run = open_run(f"{case.name}/1", tmp_path / "runs")
     assert run.status == "diverged"
     verdict = json.loads(rung("replay", run.id, "--json").stdout)
-    assert verdict["origin"] == "OPTIMIZER", verdict
+    assert verdict["origin"] == "LEARNING RATE", verdict
     assert verdict["confidence"] in ("sure", "likely"), verdict
 
 

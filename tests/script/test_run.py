@@ -474,6 +474,10 @@ ENDS = {
     "with": ("\nwith run:\n    raise ValueError('inside')", 1, "crashed", "ValueError: inside"),
     "caught": ("\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    pass", 0, "finished", None),
     "exit": ("\nwith run:\n    raise SystemExit(3)", 3, "crashed", "exit 3"),
+    "exits": ("sys.exit(3)", 3, "crashed", "exit 3"),
+    "quits": ("exit('no data')", 1, "crashed", "exit no data"),
+    "exits well": ("sys.exit(0)", 0, "finished", None),
+    "exit caught": ("\ntry:\n    sys.exit(2)\nexcept SystemExit:\n    run.note('went on')", 0, "finished", None),
     "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, "vanished", None),
     "forked": ("import os\npid = os.fork()\nif pid == 0: raise SystemExit\nos.waitpid(pid, 0)", 0, "finished", None),
 }  # fmt: skip
@@ -492,3 +496,8 @@ def test_the_end_of_a_script_is_the_end_of_its_run(how: str, tmp_path: Path) -> 
     assert (found.status, found.document.get("reason")) == (status, reason)
     assert found.metrics(["loss"])["loss"] == [1.0]
     assert json.loads((found.path / "run.json").read_text())["code"]["kind"] == "tar"
+    if status == "crashed":  # the line of the script, whatever raised below it
+        failure = found.document["failure"]
+        line = next(n for n, text in enumerate(script.splitlines(), 1) if failure["code"] == text.strip())
+        assert (failure["file"], failure["line"], failure["function"]) == ("train.py", line, "<module>")
+        assert next(found.events("crash"))["error"] == reason

@@ -64,7 +64,7 @@ def causality(context: CheckContext) -> Result:
         remedy = "mask attention (is_causal=True), pad convolutions on the left only, and give the model no targets"
         return Result("fail", seen, remedy)
     if not mixes:
-        raise NotApplicable("with these weights no position sees another yet; run `rung check RUN` after some steps")
+        raise NotApplicable("with these weights no position sees another yet; a run can be checked after some steps")
     books = f", of {chain.width} codebooks each," if chain.width > 1 else ""
     seen = f"predictions of {chain.num_positions} positions{books} move by {worst:.1g} when all after them is changed"
     return Result("pass", seen)

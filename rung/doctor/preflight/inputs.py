@@ -1,12 +1,16 @@
 """Whether the arrays of a batch are there, finite, varying, of a scale that a network can take, and alike in all sets.
 
 Looks at host arrays as streams gather them, before a recipe scales them; so pictures of bytes are fine, and ids have no
-scale. Of train the rows come in stretches of neighbours, each as long as the smallest eval set: how far these lie apart
+scale. Of train the rows come in stretches of neighbours, each as long as the largest eval set: how far these lie apart
 says what such a set may be like, without anything being wrong with it.
+
+Nothing is pooled that can be wrong alone: channels, steps in time and rows are judged one by one, since one sound
+channel or a few sound rows give the whole array a deviation that looks healthy.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,6 +30,16 @@ TINY = 1e-6  # of max(1, |mean|): rounding
 MASKS = ("mask", "valid", "pad")
 FAR = 10.0  # |mean| in standard deviations: beyond that the variation is lost beside the mean
 SCALES = (1e-3, 1e3)
+LEAST_USUAL = 1e-2  # deviation of the middle one of several channels: below it all of them are small
+FEW_VALUES = 3  # of a step or a feature whose neighbours have many
+SOME_VALUES = 32
+MOSTLY = 0.99  # of a step's numbers are one: it is padding at an end of the rows, and a fault between others
+COPIED = 0.1  # share of rows that are one row
+EMPTY, MOSTLY_EMPTY = 0.25, 0.5  # share of rows without content, of long rows and of short ones; a condition may be
+EMPTY_IDS = 0.9  # left out of a tenth or a fifth on purpose, and texts may be missing
+LONG_ROW, SHORT_ROW = 16, 4  # numbers in a row; in fewer, zeros come by themselves
+OUTLIER = 1000.0  # times the deviation of the middle row: recordings differ by 100, as 40 dB are
+NUM_NAMED = 6  # channels or steps in a sentence
 LEAST_ROWS = 32  # of a set; fewer say nothing about it
 SHIFT, RATIO = 0.5, 2.0  # of means, in standard deviations, and of those, between train and an eval set
 
@@ -79,7 +93,8 @@ def sample_rows(context: CheckContext, stream: str, num_rows: int) -> dict[str, 
     num_bytes = sum(np.asarray(array).nbytes for array in one.values())
     most = (QUICK_BYTES if context.is_quick else MOST_BYTES) // max(1, num_bytes)
     sizes = [held_out.num_rows for held_out in setup.evaluator.streams.values()]
-    stretch = min([setup.streams["train"].num_rows // NUM_STRETCHES, *sizes])
+    # As long as the largest: a set of rollouts takes few moments out of the same episodes.
+    stretch = min(setup.streams["train"].num_rows // NUM_STRETCHES, max(sizes, default=of.num_rows))
     wanted = max(1, min(num_rows, most))
     each = wanted // NUM_STRETCHES
     if each < 1 or stretch < each or of.num_rows < NUM_STRETCHES * stretch:
@@ -150,24 +165,29 @@ def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) 
             yield Result("warn", seen, "make the first axis the batch, and gather by id")
         return
 
-    # Floats go into a model as they are, unless the store has statistics to bring them to a common scale.
-    if np.issubdtype(array.dtype, np.floating) and stats.channels.shape[1] != len(known.get("mean", ())):
-        low, high = float(array.min()), float(array.max())
-        mean, std = float(array.mean(dtype=float)), float(array.std(dtype=float))
+    names: Sequence[str] = known.get("names", ())
+    num_channels = stats.channels.shape[1]
+    names = names if len(names) == num_channels else [str(channel) for channel in range(num_channels)]
+    is_standardised = num_channels == len(known.get("mean", ()))
+
+    rows_and_steps = [*_row_faults(stats), *_step_faults(stats)]
+    yield from rows_and_steps
+    # Floats go into a model as they are, unless the store has statistics to bring them to a common scale. Rows without
+    # content or of another scale would be told as that of the whole.
+    if np.issubdtype(array.dtype, np.floating) and not is_standardised and not rows_and_steps:
         remedy = (
             f"if the model gets {name} as it is, or the loss as a target, bring it to mean 0 and deviation 1 where it "
             "is gathered, or there; if one of them does so already, nothing needs to change"
         )
+        low, high = float(array.min()), float(array.max())
         if low >= 0 and 100 < high <= 255 and (array == np.round(array)).all():
             yield Result("warn", f"{name} has 0..255 as floats", remedy)
-        elif abs(mean) > FAR * std or not SCALES[0] <= std <= SCALES[1]:
-            yield Result("warn", f"{name} has mean {mean:.4g} and deviation {std:.4g}", remedy)
+        elif odd := _scale_fault(stats, names):
+            yield Result("warn", f"{name} {odd}", remedy)
 
     # Channels that vary neither here nor in more rows (a rare event is no dead channel), nor are known for it.
-    if stats.is_ids or stats.channels.shape[1] < 2:
+    if stats.is_ids or num_channels < 2:
         return
-    names: Sequence[str] = known.get("names", ())
-    names = names if len(names) == len(stats.still) else [str(channel) for channel in range(len(stats.still))]
     suspects = [c for c in np.flatnonzero(stats.still).tolist() if names[c] not in known.get("constant", ())]
     if suspects:
         more = array_stats(name, sample_rows(context, "train", AGAIN_ROWS)[name])
@@ -177,6 +197,108 @@ def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) 
     if dead:
         remedy = f"{fill}; or declare them constant in the store"
         yield Result("warn", f"{name} has channels that do not vary: {', '.join(dead)}", remedy)
+
+
+def _scale_fault(stats: ArrayStats, names: Sequence[str]) -> str:
+    """What is wrong with the scale of an array of floats, by channel; those that stand still are not asked."""
+    means, deviations = stats.mean, stats.std
+    asked = np.flatnonzero(~stats.still) if len(means) > 1 else np.arange(len(means))
+
+    def some(channels: np.ndarray) -> str:
+        shown = [f"{names[c]} (mean {means[c]:.3g}, deviation {deviations[c]:.3g})" for c in channels[:NUM_NAMED]]
+        more = f" and {len(channels) - NUM_NAMED} more" if len(channels) > NUM_NAMED else ""
+        return ", ".join(shown) + more
+
+    is_odd = (np.abs(means) > FAR * deviations) | (deviations < SCALES[0]) | (deviations > SCALES[1])
+    if len(means) == 1:
+        return f"has mean {means[0]:.4g} and deviation {deviations[0]:.4g}" if is_odd[0] else ""
+    if (odd := asked[is_odd[asked]]).size:
+        return f"has {len(odd)} of {len(means)} channels far from a common scale: {some(odd)}"
+    if asked.size and float(np.median(deviations[asked])) < LEAST_USUAL:
+        order = asked[np.argsort(deviations[asked])]
+        return f"has small numbers in most of {len(means)} channels: {some(order)}"
+    return ""
+
+
+def _row_faults(stats: ArrayStats) -> Iterator[Result]:
+    """Rows without content, copies of one row, and rows of another scale than the rest."""
+    name, array = stats.name, stats.array
+    if array.ndim < 2 or len(array) < LEAST_ROWS:
+        return
+    rows = array.reshape(len(array), -1)
+    length, is_float = rows.shape[1], np.issubdtype(array.dtype, np.floating)
+    is_empty = (rows == rows[:, :1]).all(1)
+    share = float(is_empty.mean())
+
+    def is_flags() -> bool:
+        """Those that are mostly down are rare events, not samples that were lost."""
+        return len(np.unique(rows)) <= FEW_VALUES
+
+    least = EMPTY_IDS if stats.is_ids else EMPTY if length >= LONG_ROW else MOSTLY_EMPTY
+    is_many = share >= least and length >= SHORT_ROW
+    if is_many and not is_flags():
+        zeros = int((is_empty & (rows[:, 0] == 0)).sum())
+        what = "all zero" if zeros == is_empty.sum() else "one value throughout"
+        seen = f"{name} is {what} in {int(is_empty.sum())} of {len(rows)} rows ({share:.0%})"
+        yield Result("warn", seen, "look at how these rows were read or decoded, and leave out those without content")
+        return
+    copies = Counter(hash(row.tobytes()) for row in rows[~is_empty]) if length >= LONG_ROW else Counter[int]()
+    most = max(copies.values(), default=0)
+    if most >= max(LEAST_ROWS // 4, COPIED * len(rows)) and not is_flags():
+        seen = f"{most} of {len(rows)} rows of {name} are copies of one row"
+        yield Result("warn", seen, "look at how these rows were read: a placeholder, or one file under many names")
+        return
+    if is_float and length >= LONG_ROW:
+        deviations = rows.astype(np.float64).std(1)
+        middle = float(np.median(deviations[~is_empty])) if (~is_empty).any() else 0.0
+        is_loud = deviations > OUTLIER * middle
+        if middle > 0 and is_loud.any():
+            seen = (
+                f"{int(is_loud.sum())} of {len(rows)} rows of {name} have a deviation of up to {deviations.max():.3g}, "
+                f"the middle row has {middle:.3g}"
+            )
+            yield Result("warn", seen, "bring all rows to one scale where they are read, or drop those that are broken")
+
+
+def _step_faults(stats: ArrayStats) -> Iterator[Result]:
+    """Steps in time and features with a handful of values, between others that have many."""
+    name, array = stats.name, stats.array
+    is_film = array.ndim == 5 and array.dtype == np.uint8
+    is_series = np.issubdtype(array.dtype, np.floating) and array.ndim in (2, 3)
+    if len(array) < LEAST_ROWS or not (is_film or is_series):
+        return
+    for axis in range(1, 2 if is_film else array.ndim):
+        slices = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+        if len(slices) < 3:
+            continue
+        ordered = np.sort(slices, axis=1)
+        starts = np.diff(ordered, axis=1) != 0
+        num_values = 1 + starts.sum(1)
+        if np.median(num_values) < SOME_VALUES:
+            continue
+        is_few = num_values <= FEW_VALUES
+        is_time = axis == 1 if array.ndim > 2 else array.shape[1] > MOST_CHANNELS
+        # The commonest number, of sorted ones: that in the middle, if it fills more than half.
+        middle = ordered[:, ordered.shape[1] // 2, None]
+        is_mostly_one = (slices == middle).mean(1) >= MOSTLY
+        if is_time:  # padding reaches an end of the rows; a first step of zeros is where a sequence begins
+            inner = np.flatnonzero(~is_mostly_one)
+            is_edge = np.ones(len(slices), bool)
+            is_edge[inner[0] : inner[-1] + 1] = False
+            odd = np.flatnonzero((is_few | is_mostly_one) & ~is_edge)
+        else:  # of features, flags are whole numbers and rare events mostly nought; a dead one is told elsewhere
+            is_flag = (slices == np.round(slices)).all(1)
+            odd = np.flatnonzero(is_few & ~is_flag & (num_values > 1) & ~is_mostly_one)
+        if len(odd):
+            what = "step" if is_time else "feature"
+            shown = ", ".join(f"{what} {i} ({num_values[i]})" for i in odd[:NUM_NAMED].tolist())
+            more = f" and {len(odd) - NUM_NAMED} more" if len(odd) > NUM_NAMED else ""
+            seen = (
+                f"{name} has few distinct values in {len(odd)} of {len(slices)} {what}s, where the others have "
+                f"{int(np.median(num_values))}: {shown}{more}"
+            )
+            yield Result("warn", seen, f"look at how {name} is made at these places: filled in, rounded or overwritten")
+            return
 
 
 @check("declared inputs", "C1")
@@ -213,7 +335,7 @@ def same_as_in_training(context: CheckContext) -> Iterator[Result]:
         if far.max() > 2 * SHIFT:
             c = int(far.argmax())
             seen = f"{stats.name}[{c}] has mean {stats.mean[c]:.4g}, the store says {mean[c]:.4g}"
-            remedy = "run `rung data` again; its statistics are stale"
+            remedy = "prepare the data again; its statistics are stale"
             yield Result("warn", f"{seen} with deviation {std[c]:.4g}", remedy, name="inputs against the store")
     for stream in context.setup.evaluator.streams:
         held = {name: array_stats(name, a) for name, a in sample_rows(context, stream, num_rows).items()}
@@ -240,35 +362,48 @@ def _shifted(train: ArrayStats, held: ArrayStats, known: Mapping[str, Any]) -> I
         return
     is_finite = np.isfinite(train.channels).all() and np.isfinite(held.channels).all()
     # Channels that lie at one value most of the time, as a throttle does, have no scale in their deviation.
-    quarter, three_quarters = (np.percentile(train.channels, q, axis=0) for q in (25, 75))
-    ok = ~train.still & (quarter != three_quarters)
+    quarters = _quarters(train.channels)
+    ok = ~train.still & (quarters[0] != quarters[2])
     if len(names := known.get("names", ())) == len(ok):
         ok &= np.array([name not in known.get("constant", ()) for name in names])
     if not ok.any() or not is_finite or len(held.array) < LEAST_ROWS:
         return
-    std = np.where(ok, train.std, 1)
-    shift = np.where(ok, np.abs(held.mean - train.mean) / std, 0)
-    ratio = np.where(ok, np.abs(np.log(np.maximum(held.std, 1e-12) / std)), 0)
+    std, width = np.where(ok, train.std, 1), np.where(ok, quarters[2] - quarters[0], 1)
+    # Both by means and by quartiles: a few falls from a height move the first, and of whole numbers the second jump.
+    usual_shift, usual_ratio = np.zeros((2, len(std))), np.zeros((2, len(std)))
+
+    def apart(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(2, channels) shifts from train, in its deviations, and log ratios of deviations."""
+        low, middle, high = _quarters(values)
+        shifts = np.abs([(values.mean(0) - train.mean) / std, 1.35 * (middle - quarters[1]) / width])
+        wide = np.maximum([values.std(0) / std, (high - low) / width], 1e-12)
+        return np.where(ok, shifts, 0), np.where(ok, np.abs(np.log(wide)), 0)
+
     # The largest shift and log ratio that a stretch of train has against all of it.
-    usual_shift, usual_ratio = np.zeros(len(std)), np.zeros(len(std))
     if each := len(train.channels) // NUM_STRETCHES:
-        parts = train.channels[: each * NUM_STRETCHES].reshape(NUM_STRETCHES, each, -1)
-        part_std = parts.std(1)
-        usual_shift = (np.abs(parts.mean(1) - train.mean) / std).max(0)
-        usual_ratio = np.abs(np.log(np.maximum(part_std, 1e-12) / std)).max(0)
-        usual_ratio = np.where(part_std.min(0) > 0, usual_ratio, 0)
-    if ((shift - usual_shift) > SHIFT).any():
-        c = int((shift - usual_shift).argmax())
+        for part in train.channels[: each * NUM_STRETCHES].reshape(NUM_STRETCHES, each, -1):
+            far, wide = apart(part)
+            usual_shift = np.maximum(usual_shift, far)
+            usual_ratio = np.maximum(usual_ratio, np.where(part.std(0) > 0, wide, 0))
+    shifts, ratios = apart(held.channels)
+    shift, ratio = (shifts - usual_shift).min(0), (ratios - usual_ratio).min(0)
+    if (shift > SHIFT).any():
+        c = int(shift.argmax())
         straight, reverse = (float(np.abs(means - train.mean).sum()) for means in (held.mean, held.mean[::-1]))
         if train.channels.shape[1] == 3 and reverse < straight / 3:
             yield f"the channels of {name} fit train in reverse order, and not as they are"
         means = f"mean {train.mean[c]:.4g} in train and {held.mean[c]:.4g} here"
-        yield f"{name}[{c}] has {means}, {shift[c]:.1f} deviations apart"
-    if ((ratio - usual_ratio) > np.log(RATIO)).any():
-        c = int((ratio - usual_ratio).argmax())
+        yield f"{name}[{c}] has {means}, {shifts[0, c]:.1f} deviations apart"
+    if (ratio > np.log(RATIO)).any():
+        c = int(ratio.argmax())
         yield f"{name}[{c}] has deviation {train.std[c]:.4g} in train and {held.std[c]:.4g} here"
     if (ranges := (_range(train), _range(held)))[0] != ranges[1] and all(ranges):
         yield f"{name} lies in {ranges[0]} in train and in {ranges[1]} here"
+
+
+def _quarters(values: np.ndarray) -> np.ndarray:
+    """(3, channels): the quartiles."""
+    return np.asarray(np.percentile(values, (25, 50, 75), axis=0))
 
 
 def _range(stats: ArrayStats) -> str:

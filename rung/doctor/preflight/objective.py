@@ -7,16 +7,19 @@ compared, and the result says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rung.doctor.preflight.batches import is_place
-from rung.doctor.preflight.forward import gap_of, in_eval, mean_of, watch
+from rung.doctor.preflight.forward import at_step, forward, gap_of, mean_of, paired, stilled_forward, watch
 from rung.doctor.preflight.result import CheckContext, NotApplicable, Result, check
+from rung.engine.config import SCRATCH
 from rung.engine.evaluate import Evaluator
 from rung.engine.op_tracer import OpTracer
 from rung.engine.parallel import World
@@ -27,6 +30,10 @@ from rung.recipe import Batch, Loss
 ROWS = 4
 SAME_LOSS = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 1e-2}
 SAME_EVAL = 1e-6
+DRAWS = 16  # of training and eval, for the mean of what is random
+SURE = 4.0  # standard errors
+APART = 3.0  # spreads of one draw: noise moves the loss of a new model by about its own spread, smoothing by more
+DRAWN = 0.01  # of the loss or of the targets: a difference that matters
 SHOWN = 24  # positions of a listed row at either end; between them only those around a change
 
 
@@ -56,47 +63,119 @@ def _trace_loss(context: CheckContext, micro: Micro, is_training: bool = False) 
 
 
 @check("same objective", "E3")
-def same_objective(context: CheckContext) -> Result:
-    """One batch through the loss as in training and as in eval.
+def same_objective(context: CheckContext) -> Iterator[Result]:
+    """One batch through the loss as in training and as in eval, with the same random numbers on both sides.
 
     Counts and counted targets must be equal: an eval over other targets measures something else, and at step 0 the
     loss does not show it yet. Those of training are taken in training mode too, where a mask may hide behind
-    `model.training`. Targets that two training draws choose differently are drawn by step, and not compared.
+    `model.training`. Where even the same random numbers choose other targets, the mean of their number is compared.
 
-    Losses are compared in eval mode on both sides, where dropout is off. A difference there may be meant: parts that
-    only training has (the opinion of a discriminator), or noise that the loss draws in training and leaves out of
-    evals. So where the parts differ in name those of one name are compared, and where two training draws already give
-    two losses nothing is concluded. Only a difference that neither explains is worth a warning, and none is a failure,
-    because the same targets are judged.
+    Losses are compared in eval mode on both sides, and then in both modes with dropout stilled. A difference may be
+    meant: parts that only training has (the opinion of a discriminator), or noise that the loss draws in training and
+    leaves out of evals. So where the parts differ in name those of one name are compared; and noise must explain the
+    difference: stilled, it must be gone, or many draws must agree with the eval in the mean. A difference that neither
+    explains is worth a warning, and none is a failure, because the same targets are judged.
     """
     rows, tolerance = context.micro, SAME_LOSS[context.setup.precision.name]
     in_training, as_train = (_trace_loss(context, rows, is_training) for is_training in (True, False))
-    as_eval = _trace_loss(context, in_eval(rows))
+    as_eval = _trace_loss(context, paired(rows))
     detail = listing(rows, as_eval.tracer, as_eval.counted)
-    differing = _other_targets(as_train, as_eval) or _other_targets(in_training, as_eval)
-    gap, next_draw = gap_of(as_train.mean, as_eval.mean), as_train
-    if differing or gap > tolerance:
-        next_draw = _trace_loss(context, rows._replace(draw=replace(rows.draw, step=rows.draw.step + 1)))
-    if differing:
-        if drawn := _other_targets(as_train, next_draw):
-            raise NotApplicable(f"the targets are drawn by step: of two training draws, {drawn}")
-        return Result("fail", differing, "give training and eval one mask", detail=detail)
+    remedy = "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both"
+    if differing := _other_targets(as_train, as_eval) or _other_targets(in_training, as_eval):
+        if not (drawn := _other_targets(as_train, _trace_loss(context, at_step(rows, 1)))):
+            yield Result("fail", differing, "give training and eval one mask", detail=detail)
+            return
+        counts = np.array([[float(one.count) for one in pair] for pair in _pairs(context, rows)])
+        mean, error = _mean_of((counts[:, 0] - counts[:, 1]) / max(1.0, counts.max()))
+        if abs(mean) <= max(DRAWN, SURE * error):
+            raise NotApplicable(f"the targets are drawn, in evals otherwise than in training: of two draws, {drawn}")
+        number, in_evals = counts.mean(0)
+        seen = f"of the same rows training draws {number:.4g} targets on average, an eval {in_evals:.4g}"
+        yield Result("warn", seen, "draw the targets of evals as those of training", detail=detail)
+        return
 
     seen = f"{float(as_eval.loss.count):g} targets"
     if all(one is None for one in as_eval.counted):
         seen += " (which ones is not known: the loss calls no loss function of torch)"
     seen += f"; loss {as_train.mean:.6g} under a training draw, {as_eval.mean:.6g} under that of an eval"
-    train, evaluated = as_train.loss.parts, as_eval.loss.parts
-    only = sorted(train.keys() ^ evaluated.keys())
-    gaps = [gap_of(mean_of(*train[name]), mean_of(*evaluated[name])) for name in train.keys() & evaluated.keys()]
-    if gap <= tolerance:
-        return Result("pass", seen, detail=detail)
-    if only and all(gap <= tolerance for gap in gaps):
-        return Result("pass", f"{seen}; only one of them has {', '.join(only)}", detail=detail)
-    if gap_of(as_train.mean, next_draw.mean) > tolerance:
-        return Result("pass", f"{seen}; two training draws differ as much", detail=detail)
-    remedy = "if eval leaves a term out on purpose, return it as a part in training; else compute one loss for both"
-    return Result("warn", f"{seen}: a difference of {gap:.2g}", remedy, detail=detail)
+    only, gap = _apart(as_train.loss, as_eval.loss)
+    more = f"; only one of them has {', '.join(only)}" if only else ""
+    if gap > tolerance:
+        level, why = _explain(context, rows, gap, tolerance)
+    else:
+        level, why = "pass", "the same random numbers in both"
+    yield Result(level, f"{seen}{more}: {why}", remedy, detail=detail)
+    if level != "warn":
+        yield from _same_in_both_modes(context, tolerance)
+
+
+def _explain(context: CheckContext, rows: Micro, gap: float, tolerance: float) -> tuple[str, str]:
+    """What is to be said of a difference between a training draw and that of an eval."""
+    losses = [[mean_of(one.sum, one.count) for one in pair] for pair in _pairs(context, rows)]
+    in_training, gaps = [pair[0] for pair in losses], np.array([a - b for a, b in losses])
+    if gap_of(min(in_training), max(in_training)) <= tolerance:
+        return "warn", f"a difference of {gap:.2g}, which no random number explains"
+    left: list[tuple[float, float]] = []  # stilled losses of training, and how far they are from those of evals
+    for value in (0.5, 1 - 2**-24, 0.0):
+        stilled, in_eval = (stilled_forward(context, micro, value) for micro in (rows, paired(rows)))
+        left.append((mean_of(stilled.sum, stilled.count), _apart(stilled, in_eval)[1]))
+        if left[-1][1] <= tolerance:
+            return "pass", "noise of training alone explains it; stilled, both are the same"
+    # Where two values still it to one loss nothing is dropped in either, and what is left is no noise.
+    if twice := [b for a, b in pairwise(left) if gap_of(a[0], b[0]) <= tolerance]:
+        return "warn", f"a difference of {twice[0][1]:.2g} is left when the noise of training is stilled"
+    (mean, error), spread = _mean_of(gaps), float(gaps.std(ddof=1))
+    scale = max(abs(value) for pair in losses for value in pair)
+    seen = f"over {len(gaps)} draws training lies {mean:+.3g} +- {SURE * error:.2g} from an eval"
+    is_new = context.setup.cfg.init_from in SCRATCH and context.setup.state.progress.step == 0
+    if is_new and abs(mean) > APART * spread + tolerance * scale:
+        return "warn", f"{seen}, which its noise does not explain"
+    if abs(mean) <= SURE * error <= DRAWN * scale:
+        return "pass", f"{seen}: noise"
+    return "skip", f"{seen}: its noise cannot be stilled, and may explain that"
+
+
+def _same_in_both_modes(context: CheckContext, tolerance: float) -> Iterator[Result]:
+    """Whether the loss asks for `model.training` for more than dropout and statistics."""
+    rows, model = context.micro, context.setup.state.model
+    # Statistics of the batch are meant to be others in training; an own dropout that nothing stills differs by itself.
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    losses = [stilled_forward(context, at_step(rows, n), 0.5, is_training=True) for n in (0, 0, 1)]
+    moved = any(not torch.equal(before[name], b) for name, b in model.named_buffers() if name in before)
+    for name, buffer in model.named_buffers():
+        if name in before:
+            buffer.copy_(before[name])
+    in_eval_mode = [stilled_forward(context, at_step(rows, n), 0.5) for n in (0, 1)]
+    only, gap = _apart(losses[0], in_eval_mode[0])
+    is_random = _apart(losses[0], losses[1])[1] > tolerance or (
+        gap_of(_apart(losses[2], in_eval_mode[1])[1], gap) > 0.5 and not only
+    )
+    if gap <= tolerance or moved or is_random:
+        return
+    a, b = (mean_of(one.sum, one.count) for one in (losses[0], in_eval_mode[0]))
+    seen = f"loss {a:.6g} in training mode, {b:.6g} in eval mode, with dropout stilled in both"
+    remedy = "compute one loss in both modes; a term that only training has is a part of the loss"
+    yield Result("warn", seen, remedy, name="same loss in both modes")
+
+
+def _pairs(context: CheckContext, rows: Micro) -> list[tuple[Loss, Loss]]:
+    """Losses of some draws of training, and of evals with the same random numbers."""
+    draws = [at_step(rows, number) for number in range(DRAWS)]
+    return [(forward(context, micro), forward(context, paired(micro))) for micro in draws]
+
+
+def _mean_of(values: np.ndarray) -> tuple[float, float]:
+    """The mean, and its standard error."""
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _apart(a: Loss, b: Loss) -> tuple[list[str], float]:
+    """Parts that only one of them has, and how far the rest is apart."""
+    only = sorted(a.parts.keys() ^ b.parts.keys())
+    if not only:
+        return [], gap_of(mean_of(a.sum, a.count), mean_of(b.sum, b.count))
+    gaps = [gap_of(mean_of(*a.parts[name]), mean_of(*b.parts[name])) for name in a.parts.keys() & b.parts.keys()]
+    return only, max(gaps, default=0.0)
 
 
 def _other_targets(a: _LossTrace, b: _LossTrace) -> str:

@@ -32,7 +32,7 @@ def schedule_against_budget(context: CheckContext) -> Result:
         return Result("pass", f"{schedule.shape} has no horizon; peak {schedule.peak:g}")
     if setup.num_steps is None:
         seen = f"only time ends the run ({budget}); the rate reaches its floor at step {schedule.decay_steps}"
-        return Result("skip", f"{seen}; the rehearsal of `rung check` compares them")
+        return Result("skip", f"{seen}; the rehearsal of a full check compares them")
     # Each limit of the budget that can be counted, as the user wrote its unit, in steps.
     limits = {"steps": Budget(steps=budget.steps), "tokens": Budget(targets=budget.targets),
               "epochs": Budget(epochs=budget.epochs)}  # fmt: skip
@@ -73,7 +73,9 @@ def warm_up(context: CheckContext) -> Result:
         return Result("skip", f"{steps} steps; only time ends the run, so their share is not known")
     if steps > MOST_WARMUP * length:
         seen = f"{steps} of {length} steps ({steps / length:.0%}) are warm-up; more than {MOST_WARMUP:.0%} is unusual"
-        return Result("warn", seen, f"set lr.warmup_iters={max(1, length // 20)}, or train longer")
+        wanted = max(1, length // 20)
+        shorten = f"set lr.warmup_iters={wanted}, or train longer" if wanted < steps else "train longer"
+        return Result("warn", seen, shorten)
     return Result("pass", f"{steps} of {length} steps ({steps / length:.1%})")
 
 

@@ -22,7 +22,9 @@ from rung.engine.guarded import not_finite
 LOSS_SLACK = 0.3  # of ln C; a head of deviation 1 starts at several times ln C
 LEAST_SLACK = 0.5  # nats: layers as torch makes them start up to .43 above ln C, of 2, 10 or 100 classes alike
 LOSS_DEVIATION = 0.6  # nats, of the loss of one target among others of the same model: .2 to .8 in such layers
-LARGEST_LOGIT = 50.0  # healthy runs have 1 to 16 at their end, lr x 100 thousands
+LARGEST_LOGIT = 50.0  # of trained weights: healthy runs have 1 to 16 at their end, lr x 100 thousands
+# Of new ones: initialisations that are meant give 0.1 to 6, and normed queries and keys the root of the head's width.
+LARGEST_AT_START = 12.0
 LARGEST_RATIO = 10.0  # of what a block adds to what it got: 0.32 to 3.2 in a GPT of 12 layers at its start
 GROWTH = 10.0  # times the depth: equal additions in one direction explain a growth by the depth, random ones its root
 
@@ -97,14 +99,19 @@ def initial_loss(context: CheckContext) -> Result:
 
 @check("attention logits", "A6")
 def attention(context: CheckContext) -> Result:
-    """The largest attention logit: above 50 the softmax is a hard choice before anything was learned."""
+    """The largest attention logit: above some 12 the softmax is a hard choice before anything was learned."""
     logits = table(context, "attention", "logit")
     if not logits:
         raise NotApplicable("the model calls no attention of torch")
     where = max(logits, key=lambda name: logits[name])
     seen = f"largest logit {logits[where]:.3g} ({where}), of {len(logits)} attentions"
     remedy = "use smaller query and key weights, a scale of 1/sqrt(head width), or qk-norm"
-    return Result("warn" if logits[where] > LARGEST_LOGIT else "pass", seen, remedy)
+    setup = context.setup
+    is_new = setup.cfg.init_from in SCRATCH and setup.state.progress.step == 0
+    limit = LARGEST_AT_START if is_new and not is_frozen(setup.state.model) else LARGEST_LOGIT
+    if logits[where] > limit:
+        return Result("warn", f"{seen}; above {limit:g} the softmax has chosen before it has learned", remedy)
+    return Result("pass", seen)
 
 
 @check("residual scale", "A6")

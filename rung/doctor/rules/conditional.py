@@ -12,7 +12,8 @@ import numpy as np
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
-from rung.doctor.rules import rule
+from rung.doctor.rules import NotLooked, rule
+from rung.doctor.rules.lookups import two_digits
 
 IN_A_ROW = 3  # evals
 USED = 0.01  # rise of the loss without an input: +26000 % if it is used; 0 if it is ignored, -0.3 % if irrelevant
@@ -23,7 +24,7 @@ STILL, MEAN = ("persistence",), ("mean_frame", "climatology")  # baselines: no c
 LOW, HIGH = "_low", "_high"
 
 
-@rule("C1", "An input is ignored", needs=("probe/without_*",))
+@rule("C1", "An input is ignored", needs=("probe/without_*:3",))
 def input_ignored(history: History) -> Iterator[Finding]:
     """probe/without_<input>: how much the loss rises without the input, at three evals in a row."""
     known = {name.removeprefix("probe/without_") for name in history.rows if name.startswith("probe/without_")}
@@ -47,7 +48,7 @@ def input_ignored(history: History) -> Iterator[Finding]:
             ],
             ruled_out=["too few rows to tell: the whole interval is below the limit",
                        f"too early to tell: it still holds at step {int(rise.steps[-1])} of {_planned(history)}"],
-            probe=f"`rung data report` shows at which lag {name} explains the data at all",
+            probe=f"correlate {name} with the targets at several lags: at which does it explain the data at all?",
             remedy=f"if {name} explains the data at lag 0, follow it into the model: multiplied by 0, detached, "
             "overwritten, normalised away; if at another lag, shift it; if nowhere, drop it; a run of a few hundred "
             "steps may only be too short",
@@ -55,11 +56,11 @@ def input_ignored(history: History) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("C3", "Good for one step, not for many", needs=("eval/*@*",))
+@rule("C3", "Good for one step, not for many", needs=("eval/*@*:3",))
 def free_running(history: History) -> Iterator[Finding]:
     """Eval measures by horizon (l1@1, l1@8 ..) against persistence and the mean at the same horizon."""
     if history.end < 0.5 * _planned(history):
-        return
+        raise NotLooked("it is judged in the second half of a run")
     for set_name, measures in history.evals.items():
         by_name: dict[str, dict[int, Series]] = {}  # `l1@8` -> {"l1": {8: ..}}
         for full, series in measures.items():
@@ -98,7 +99,7 @@ def free_running(history: History) -> Iterator[Finding]:
                     else "at every horizon it is better than predicting no change" if still else "",
                 ],
                 ruled_out=[f"one bad eval: the last {IN_A_ROW} agree"],
-                probe="`rung sample` shows where it breaks; if the world itself is chaotic, go by the horizons above",
+                probe="look at a rollout step by step: where does it break? In a chaotic world go by the horizons",
                 remedy="train longer, or let the model copy from its last input: it has not learned yet what changes"
                 if learns_nothing
                 else "train on its own outputs (closed loop), add noise to its context, or start with shorter rollouts",
@@ -126,7 +127,7 @@ def dominates(history: History) -> Iterator[Finding]:
             probe="measure its accuracy on held-out rows: near 0.5 means that it has memorised the training rows",
             remedy="use a third of its learning rate, fewer of its steps, a gradient penalty (R1), or noise on its "
             "inputs",
-            changes={"adversarial.lr_scale": scale / 3} if scale > 0 else {},
+            changes={"adversarial.lr_scale": two_digits(scale / 3)} if scale > 0 else {},
         )
 
 
@@ -134,7 +135,7 @@ def dominates(history: History) -> Iterator[Finding]:
 def does_nothing(history: History) -> Iterator[Finding]:
     """Weights that never move, or a grad_ratio near 0: the generator gets no gradient from it."""
     if history.end < 200:  # in the first steps all of this happens for a while
-        return
+        raise NotLooked(f"{history.end} steps are too few", "a run of 200 steps")
     for name in _opponents(history):
         # Weights that stand still, at the last steps at which they were due.
         table, taken = history.table("tensors"), history[f"{name}/norm"].steps
@@ -165,7 +166,7 @@ def does_nothing(history: History) -> Iterator[Finding]:
         weight = history.config.get("adversarial.weight")
         changes = {}
         if isinstance(weight, float) and weight > 0 and ratio.median > 0:
-            changes["adversarial.weight"] = weight * 0.05 / ratio.median
+            changes["adversarial.weight"] = two_digits(weight * 0.05 / ratio.median)
         yield Finding(
             "sick" if is_detached else "warn",
             f"The gradient that the generator gets from the {name} {what}: it has no effect.",

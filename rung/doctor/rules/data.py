@@ -13,7 +13,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History
 from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import before, micro_and_rank, own_diagnosis, replay
+from rung.doctor.rules.lookups import before, micro_and_rank, names_the_cause, own_diagnosis, replay
 
 FEWEST_ROWS = 16  # of a set; in a smaller one neighbours meet by chance
 OUT_OF_RANGE = re.compile(
@@ -126,9 +126,9 @@ def out_of_range(history: History) -> Finding | None:
             ],
             ruled_out=[f"weights that broke: {before(history, 'loss', step)}"],
             probe=replay(history, step),
-            remedy=f"run `{replay(history, step)}`: it names the row and the value; then compare the largest id with "
-            "the rows of the embedding and the classes of the head: a tokenizer with more ids than the model, an id "
-            "stored in too few bits, a position beyond the table",
+            remedy=names_the_cause(history, step, "the row and the value")
+            + "; then compare the largest id with the rows of the embedding and the classes of the head: a tokenizer "
+            "with more ids than the model, an id stored in too few bits, a position beyond the table",
         )
     return None
 

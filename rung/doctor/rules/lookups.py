@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rung.advice import in_own_words
 from rung.doctor.history import History, Series
 
 
@@ -55,19 +56,48 @@ def before(history: History, name: str, step: int) -> str:
 
 
 def replay(history: History, step: int) -> str:
-    return f"rung replay {history.run_id or 'RUN'}@{step}"
+    """How to have a step taken again; empty where that cannot be, as in a loop whose guard has not captured it."""
+    command = f"rung replay {history.run_id or 'RUN'}@{step}"
+    if not history.is_script:
+        return command
+    event = event_at(history, "diverged", step)
+    if not event.get("capture"):
+        return ""
+    return command if event.get("build") else f"{command} --build FILE:FUNCTION"
+
+
+def names_the_cause(history: History, step: int, what: str) -> str:
+    """The remedy where a replay of a step that failed names the cause, or what it takes to have one."""
+    if command := replay(history, step):
+        needs = " (FUNCTION returns model, optimizer and loss as the script makes them)" if "FILE:" in command else ""
+        return f"run `{command}`{needs}: it names {what}"
+    return (
+        f"put run.guard(model, optimizer, loss) around the step and start the script again: it keeps the step that "
+        f"fails, and a replay of it names {what}"
+    )
+
+
+def captured(history: History, step: int) -> bool:
+    """Whether the step was kept when it failed, so that a replay names a cause and does not only compare."""
+    return bool(event_at(history, "diverged", step).get("capture"))
 
 
 def train(history: History, key: str, value: float) -> str:
     """How to try another value of a key; a script has to be started by its author."""
     if history.is_script:
-        return f"run the script again with {key}={value:g}"
+        return in_own_words(f"start the script again with {key}={value:g}")
     return f"rung train --from {history.run_id} {key}={value:g}"
 
 
 def check(history: History) -> str:
     """The checks before step 0, which need a recipe."""
     return "" if history.is_script else f"rung check {history.run_id or 'RUN'}"
+
+
+def half_weights(history: History) -> str:
+    """The type of the weights where it is half of float32; in a recipe trained weights are always float32."""
+    dtype = str(history.derived.get("dtype", ""))
+    return dtype if history.is_script and dtype in ("float16", "bfloat16") else ""
 
 
 def listed(items: Sequence[object] | np.ndarray) -> str:

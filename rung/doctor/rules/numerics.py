@@ -21,9 +21,11 @@ from rung.doctor.rules.lookups import (
     before,
     check,
     event_at,
+    half_weights,
     listed,
     losses,
     micro_and_rank,
+    names_the_cause,
     norms,
     own_diagnosis,
     replay,
@@ -64,8 +66,7 @@ def nonfinite_loss(history: History) -> Finding | None:
             _no_explosion(history, step),
         ],
         probe=replay(history, step),
-        remedy=f"run `{replay(history, step)}`: it names the operation, the row of data, and whether another precision "
-        "helps",
+        remedy=names_the_cause(history, step, "the operation, the row of data, and what was wrong before the step"),
     )
 
 
@@ -185,8 +186,12 @@ def _element_or_sum(history: History, name: str, step: int) -> Finding:
             evidence=[*evidence, "float32 ends at 3.4e38, so squares overflow near 1.8e19; in float16 at 256"],
             ruled_out=[forward, f"an element that is not finite: {why_finite}"],
             probe=replay(history, step),
-            remedy="compute norms in a wider type, or divide by the largest element first; then find out why gradients "
-            "are this large: the learning rate, the initial weights, a division by almost 0",
+            remedy=names_the_cause(
+                history,
+                step,
+                "what made gradients this large: the learning rate, the scale of the "
+                "inputs, the initial weights, a division by almost 0",
+            ),
         )
     clip = history.number("optimizer.grad_clip") or 0.0
     spread = "one inf becomes NaN and all others 0" if is_inf else "one NaN makes every gradient NaN"
@@ -198,8 +203,8 @@ def _element_or_sum(history: History, name: str, step: int) -> Finding:
         evidence=[*evidence, f"when it is clipped at {clip:g}, {spread}" if clip else "optimizer.grad_clip is not set"],
         ruled_out=[forward, _no_explosion(history, step)],
         probe=replay(history, step),
-        remedy=f"run `{replay(history, step)}`: it names the operation whose backward is not finite; a where() around "
-        "a root or a division does not protect its gradient: make the argument safe inside it",
+        remedy=names_the_cause(history, step, "the operation whose backward is not finite, and what led to it")
+        + "; a where() around a root or a division does not protect its gradient: make the argument safe inside it",
     )
 
 
@@ -222,6 +227,8 @@ def nonfinite_weights(history: History) -> Finding | None:
         gradients_finite = bool(np.isfinite(value(history["norm"], step)))
     else:
         return None
+    # The step that was kept is the one that first showed it: this one, or one after it.
+    kept = min((at for at in history.steps_of("diverged") if at >= step), default=step)
     seen = f"the gradient norm of the step is {value(history['norm'], step):g}"
     why = "the gradients were finite: the update broke them" if gradients_finite else "the gradients were not either"
     return Finding(
@@ -239,9 +246,15 @@ def nonfinite_weights(history: History) -> Finding | None:
             if gradients_finite
             else "the optimizer alone: its gradients were not finite"
         ],
-        probe=replay(history, step),
-        remedy="go back to the last save before the step; then check eps in the type of the weights, squares of "
-        "gradients that overflow, lr times weight decay, and code that writes into weights",
+        probe=replay(history, kept),
+        remedy="keep the trained weights in float32 and compute under autocast: eps and squares of gradients do not "
+        f"fit {half_weights(history)}"
+        if half_weights(history)
+        else names_the_cause(
+            history, kept, "what broke them: the learning rate, the optimizer's state, or code that writes into weights"
+        )
+        + "; then go back to a save from before it",
+        remedy_is_guess=not half_weights(history),
         hides=["N1", "N2"],
     )
 
@@ -269,8 +282,7 @@ def float16_struggles(history: History) -> Finding | None:
             f"a bad forward pass (N1): {history['loss'].num_bad} losses are not finite",
         ],
         probe=replay(history, ended[0] if ended else step),
-        remedy="use bfloat16, which has the range of float32; or keep the operation that `rung replay` names in "
-        "float32",
+        remedy="use bfloat16, which has the range of float32; or keep the operation that a replay names in float32",
         changes={"system.dtype": "bfloat16"},
     )
 
@@ -280,8 +292,10 @@ def first_struggle(history: History) -> tuple[int, str] | None:
     scale, skipped = history["scale"], history["skipped"]
     if not len(scale) or not len(skipped):
         return None
-    low = np.flatnonzero(scale.values < 1)[:1]
-    found = [(int(scale.steps[n]), f"it is {scale.values[n]:g}, below 1") for n in low]
+    # A guard ends where a GradScaler has come down to 1: what overflows there is no calibration.
+    is_end = (scale.values <= 1) & np.isin(scale.steps, history.steps_of("diverged"))
+    low = np.flatnonzero((scale.values < 1) | is_end)[:1]
+    found = [(int(scale.steps[n]), f"it is {scale.values[n]:g}") for n in low]
     is_skip = skipped.values > 0
     counted = (is_skip & (np.cumsum(is_skip) > CALIBRATION)).astype(float)
     in_a_row = np.flatnonzero(np.convolve(counted, np.ones(IN_A_ROW), "full")[: len(counted)] > IN_A_ROW - 0.5)[:1]
@@ -345,7 +359,7 @@ def step_failed(history: History) -> Finding | None:
     Goes by the run's own events and status, so that no such run is ever called healthy.
     """
     events = [event for event in history.events_of("diverged") if isinstance(event.get("step"), int)]
-    ended = history.status in ("diverged", "crashed")
+    ended = history.status == "diverged"  # what crashed is R6's
     if not events and not ended:
         return None
     continued = not ended and (history.status == "finished" or _continued(history, events[-1]["step"]))
@@ -366,11 +380,13 @@ def step_failed(history: History) -> Finding | None:
             before(history, "loss", step),
         ],
         probe=replay(history, step) if is_replayable else "read the traceback of the process",
-        remedy=f"run `{replay(history, step)}`: it takes the step again and names the cause"
+        remedy=names_the_cause(history, step, "the cause")
         if is_replayable
         else "fix the error, then start the script again"
         if history.is_script
-        else f"fix the error, then continue from the last save with `rung resume {history.run_id or 'RUN'}`",
+        else f"fix the error, then continue from the last save with `rung resume {history.run_id or 'RUN'}`"
+        if history.events_of("save")
+        else f"fix the error, then start again with `rung train --from {history.run_id or 'RUN'}`",
     )
 
 

@@ -13,22 +13,23 @@ import numpy as np
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import EMPTY, WINDOW, History, Series
-from rung.doctor.rules import rule
+from rung.doctor.rules import NotLooked, rule
 from rung.doctor.rules.lookups import check
+from rung.robust import SIGMA
 
 SMOOTH = 20  # steps of training whose median stands for a moment
 FEWEST_TARGETS = 64  # of a look, below which the share of one id says nothing
 CHAIN = 2.0  # targets in a row, from which on there is padding, and neighbours that may leak the answer
 
 
-@rule("E1", "Flat eval", "scan", needs=("eval/*/loss", "loss"))  # a scan: five evals are three looks in a row
+@rule("E1", "Flat eval", "scan", needs=("eval/*/loss:5", "loss"))  # a scan: five evals are three looks in a row
 def flat_eval(history: History) -> Finding | None:
     """Five evals and no change, while the training loss moved."""
     name, losses, errors = first_set(history)
     if len(losses) < 5:
-        return None
+        raise NotLooked(f"{len(losses)} evals on {name} are too few", "five evals")
     first, best, worst = float(losses.values[0]), float(losses.values.min()), float(losses.values.max())
-    error = errors.median if len(errors) else 0.0
+    error = errors.median if len(errors) else eval_noise(losses)
     before, after = _around(history, int(losses.steps[0])), _around(history, int(losses.steps[-1]))
     moved = before.median - after.median
     noise = max(after.sigma, 1e-12)
@@ -56,10 +57,11 @@ def flat_eval(history: History) -> Finding | None:
         "weights that are trained",
         remedy="check whether a copy of the model is evaluated (an average that never moves, a stale compiled one), "
         "and whether the eval set has anything in common with the training data",
+        hides=["L4", "L5"] if is_constant else [],
     )  # fmt: skip
 
 
-@rule("E2", "Overfitting", "scan", needs=("eval/*/loss", "loss"))
+@rule("E2", "Overfitting", "scan", needs=("eval/*/loss:4", "loss"))
 def overfit(history: History) -> Finding | None:
     """Three evals above the best one by more than its error, while the training loss falls.
 
@@ -67,13 +69,15 @@ def overfit(history: History) -> Finding | None:
     """
     name, losses, errors = first_set(history)
     if len(losses) < 4:
-        return None
+        raise NotLooked(f"{len(losses)} evals on {name} are too few", "four evals")
     at = int(losses.values.argmin())
     best, best_step = float(losses.values[at]), int(losses.steps[at])
     if math.isfinite(history.steps_per_epoch) and losses.steps[-1] <= history.steps_per_epoch:
         return None
-    # A set that fits one batch has no standard error: then only a rise of 10 % counts, which is sick.
-    margin = max(3 * errors.median, 0.01 * abs(best)) if len(errors) else 0.1 * abs(best)
+    # A set that fits one batch has no standard error, nor has a script: how much evals jump about is their noise then.
+    # They are few, so that a rise has to be larger; one of a tenth is clear by itself.
+    noise = errors.median if len(errors) else eval_noise(losses)
+    margin = max(3 * noise, 0.01 * abs(best)) if len(errors) else min(max(3 * noise, 0.03 * abs(best)), 0.1 * abs(best))
     later = losses.values[at + 1 :]
     if len(later) < 3 or not (later[-3:] - best > margin).all():
         return None
@@ -82,11 +86,47 @@ def overfit(history: History) -> Finding | None:
     if not fallen > max(after.sigma, 0.0):
         return None
     rise = float(later[-1]) - best
-    limit = "three standard errors or 1 %" if len(errors) else "10 %, as no standard error is known"
+    limit = "three standard errors or 1 %" if len(errors) else "three times how evals jump about, of 3 to 10 %"
     per_epoch = history.steps_per_epoch
     targets = float(history["targets"].finite.between(0, best_step).values.sum())
     parameters = history.derived.get("parameters")
     rates = history["lr"].finite.between(best_step, history.end).last(WINDOW * 10).values
+    # What speaks against memorised rows, and for a training target that is not the one of the eval.
+    early = losses.between(best_step + 1, int(min(per_epoch, history.end)) + 1)
+    errors_at_one = [
+        (name, of[name].last(3).values, of["persistence@1"].last(3).values)
+        for of in history.evals.values()
+        for name in of
+        if name.endswith("@1")
+        and name.partition("@")[0] in ("l1", "l2", "mse", "mae", "rmse")
+        and "persistence@1" in of
+    ]
+    not_memory = []
+    if len(early) and (early.values - best > margin).any():
+        not_memory.append(f"the eval rose by {float(early.values.max()) - best:.3g} before every row was seen once")
+    not_memory += [
+        f"{name} is {ours[-1]:.3g}, that of predicting no change {still[-1]:.3g}: not even one step ahead was learned"
+        for name, ours, still in errors_at_one
+        if len(ours) == len(still) == 3 and (ours > still).all()
+    ]
+    has_dropout = any(key.endswith("dropout") and (history.number(key) or 0) > 0 for key in history.config)
+    if after.median > best + margin and not has_dropout:
+        not_memory.append(f"the training loss is still {after.median:.4g}, above the best eval: nothing was memorised")
+    if not_memory:
+        return Finding(
+            "sick" if rise > 0.1 * abs(best) else "warn",
+            f"the loss on {name} was best at step {best_step} ({best:.4f}) and is {rise:.4f} above it at step "
+            f"{int(losses.steps[-1])}, while the training loss fell by {fallen:.3g}; not because rows were memorised",
+            since=best_step,
+            evidence=[*not_memory, f"training {before.median:.4g} at the best step, {after.median:.4g} now"],
+            ruled_out=[f"overfitting: {not_memory[0]}"],
+            probe=check(history)
+            or "compute the training loss and the eval loss on the same rows with the same weights",
+            remedy="compare what training and eval ask for: a target that is shifted by a step or a frame, another "
+            "normalisation, another loss; in a rollout, which output is compared with which frame",
+            title="Training and eval pull apart",
+            remedy_is_guess=True,
+        )
     shorter = {"optimizer.max_iters": best_step} if best_step >= 2 else {}
     if shorter and best_step <= history.warmup_steps:  # the warm-up has to end before the run does
         shorter["lr.warmup_iters"] = best_step // 2
@@ -105,7 +145,7 @@ def overfit(history: History) -> Finding | None:
         ],
         ruled_out=[
             (f"noise of the eval: its standard error is {errors.median:.2g}, the rise {rise:.2g}" if len(errors) else
-             f"noise of the eval: the rise is {rise / max(abs(best), 1e-12):.0%}"),
+             f"noise of the eval: it jumps about by {noise:.2g}, the rise is {rise:.2g}"),
             f"divergence: the training loss fell by {fallen:.3g} in the same steps",
             "" if len(rates) > 1 and np.diff(rates).max() > 0 else "a learning rate that rose again: it did not",
         ],
@@ -186,6 +226,12 @@ def too_good(history: History) -> Finding | None:
                 "nothing to do if the data is deterministic by design") if is_chain
         else "nothing, if the classes are that easy; else look for an input that leaks the answer",
     )  # fmt: skip
+
+
+def eval_noise(losses: Series) -> float:
+    """How evals jump about, of a set without standard errors: from second differences, which are free of any trend."""
+    bends = np.diff(losses.values, 2)
+    return float(np.median(np.abs(bends)) * SIGMA / math.sqrt(6)) if len(bends) >= 2 else 0.0
 
 
 def targets_a_row(history: History) -> float:

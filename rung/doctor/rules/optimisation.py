@@ -12,7 +12,7 @@ from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
 from rung.doctor.rules import rule
 from rung.doctor.rules.lookups import at, check, losses, train, two_digits
-from rung.doctor.rules.updates import FIRST, STRIDES, Matrices, matrices, median, recent
+from rung.doctor.rules.updates import FIRST, SAFE, STRIDES, Matrices, beyond_the_rate, matrices, median, recent
 from rung.robust import theil_sen
 
 # Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small initial weights
@@ -52,6 +52,14 @@ def lr_too_high(history: History) -> Finding | None:
     if len(held) < 2:
         return None
     lr = _learning_rate(history)
+    if (broken := beyond_the_rate(history, late)) is not None:
+        broken.evidence += held.values()
+        return broken
+    # What is far too high does not heal by a third: also no more than SAFE of what the matrices were at first.
+    first, lower = matrices(history), two_digits(lr / 3)
+    if first is not None and str(history.config.get("optimizer.name", "adam")).startswith("adam"):
+        size = float(np.nanmedian(first.size[0]))
+        lower = two_digits(min(lr / 3, SAFE * size)) if size > 0 else lower
     return Finding(
         "sick" if "loss" in held or "attention" in held else "warn",
         f"the learning rate {lr:g} is too high: {' and '.join(held.values())}",
@@ -60,9 +68,9 @@ def lr_too_high(history: History) -> Finding | None:
             f"a shock at the start (O3): only steps after the warm-up of {history.warmup_steps} are counted",
             f"a single bad batch (O5): it held over the last {WINDOW} steps, at three looks in a row",
         ],
-        probe=train(history, "lr.learning_rate", two_digits(lr / 10)),
-        remedy="use a third of the learning rate, a longer warm-up, or a norm on queries and keys",
-        changes={"lr.learning_rate": two_digits(lr / 3)},
+        probe=train(history, "lr.learning_rate", lower),
+        remedy=f"use a learning rate of {lower:g}; a longer warm-up, or a norm on queries and keys, may help as well",
+        changes={"lr.learning_rate": lower},
         hides=["O3", "O8"],
     )
 

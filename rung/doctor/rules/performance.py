@@ -55,7 +55,7 @@ def loader_bound(history: History) -> Finding | None:
         ruled_out=[f"copying to the device: copy_s median {copies:.3g}"] if copies < 0.5 * np.median(waits) else [],
         probe="time `Stream.gather` alone: reading, decoding and collating are all in it",
         remedy=(f"gather in {more} threads (system.data_workers={more}, now {workers}); if that does not help, decode "
-                "once, in `rung data`, and keep the store on a local disk"),
+                "once, when the data is prepared, and keep the store on a local disk"),
         changes={"system.data_workers": more},
     )  # fmt: skip
 

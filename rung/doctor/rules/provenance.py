@@ -62,7 +62,7 @@ def uncommitted(history: History) -> Finding | None:
         f"{events[-1].get('num_changed') or len(changed)} files were not committed when the run was started.",
         evidence=[f"changed: {', '.join(changed[:8])}{' ..' if len(changed) > 8 else ''}"],
         ruled_out=[f"lost code: the tree is kept with the run (`rung show {history.run_id or 'RUN'}` says where)"],
-        remedy="commit before runs that others should repeat; `rung diff` shows how the code of two runs differs",
+        remedy="commit before runs that others should repeat; a diff of two runs shows how their code differs",
     )
 
 

@@ -79,9 +79,9 @@ def spike(history: History) -> Finding | None:
             if in_loss and not lasting else "",
         ],
         probe=replay(history, first),
-        remedy=f"run `{replay(history, first)}`, which tries the batch on older weights and other batches on these, to "
-        "tell data from state; then skip the batch (look for long repeats in it), lower optimizer.beta2, or clip at "
-        "the usual norm",
+        remedy=f"look at the batch of step {first} (long repeats, a row unlike the others); leaving it out, a lower "
+        "optimizer.beta2, or clipping at the usual norm may help",
+        remedy_is_guess=True,
         changes={"optimizer.beta2": 0.95} if lasting and beta2 > 0.95 else {},
     )  # fmt: skip
 

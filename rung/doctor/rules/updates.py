@@ -7,20 +7,24 @@ often are at first.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from itertools import compress
 
 import numpy as np
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Table
-from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import at, check, replay, train
+from rung.doctor.rules import NotLooked, rule
+from rung.doctor.rules.lookups import at, check, half_weights, replay
 from rung.doctor.rules.numerics import first_struggle
+from rung.doctor.rules.ways import way
 
 EMBEDDING = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|tok|tokens?|pos|positions?|positional\w*|places?)([._]|$)")
 SMALL = 0.05  # of the usual size of a weight: below, a tensor began at zero and has not grown yet
 FIRST, SHOCK = 20, 0.5  # steps, and the ratio of one update there: healthy .076; lr x 10 with warm-up .25, without 1.6
+AT_ONCE = 1e3  # times less gradient from one matrix to the next; twelve sigmoids 60 at most
 VANISHED = 1e-4  # of the median over layers: 12 sigmoids 1e-11, 12 tanhs 1.9e-3, Kaiming and ReLU 4.7e-2
 LEAST, MOST, APART = 1e-5, 3e-2, 30  # healthy ratios: 2.6e-3 in the median, or 6e-3 to 3e-2 with small initial weights
 # Small initial weights make all ratios large for a while (4e-2 at step 60 of a healthy run), which says nothing about
@@ -28,6 +32,8 @@ LEAST, MOST, APART = 1e-5, 3e-2, 30  # healthy ratios: 2.6e-3 in the median, or 
 # x5.3 of the median, in runs of 600 steps and more. A head with 100 times the rate has no more than that (0.036 to
 # 0.047 at x3.1 to x4.7, as its weights grow), but its updates are 90 times as large as the others'; healthy ones 6.
 STANDS_OUT, CLEARLY, STRIDES = 3, 10, 20
+SAFE = 2e-2  # of the size of a matrix, per update: where small initial weights begin in healthy runs
+BEYOND = 10  # learning rates that Adam moved the elements of a matrix by, in rms: gradients allow 7, 1 is usual
 
 
 class Matrices(Table):
@@ -86,6 +92,60 @@ def median(values: np.ndarray, axis: int) -> np.ndarray:
     return np.where(count > 0, (middles[0] + middles[1]) / 2, np.nan).squeeze(axis)
 
 
+def commonprefix(paths: Sequence[Sequence[str]]) -> list[str]:
+    """What all paths begin with, without their last parts."""
+    shared = []
+    for parts in zip(*(path[:-1] for path in paths)):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return shared
+
+
+def _peak(history: History) -> float:
+    """The learning rate: that of the config, else the largest recorded."""
+    values = history["lr"].finite.values
+    return history.number("lr.learning_rate") or (float(values.max()) if len(values) else 0.0)
+
+
+def beyond_the_rate(history: History, seen: Matrices | None, since: int = 0) -> Finding | None:
+    """Updates of Adam that are many times the learning rate, which no gradient makes: its moments are to blame.
+
+    A rival of the learning rate: lowering that would only divide what is wrong.
+    """
+    name = str(history.config.get("optimizer.name", "")).lower()
+    if seen is None or not name.startswith(("adam", "nadam")):
+        return None
+    rates = at(history["lr"], seen.steps)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = seen.stride / rates
+    times = np.where(np.isfinite(times), times, 0.0)
+    if not times.max() > BEYOND:
+        return None
+    row, place = np.unravel_index(times.argmax(), times.shape)
+    half = half_weights(history)
+    own = "its moments are not those of its gradients: they were reset, loaded wrongly or written to"
+    small = f"weights and moments are {half}, in which the squares of usual gradients are 0 or lose their digits"
+    return Finding(
+        "sick",
+        f"step {seen.steps[row]} moved {seen.names[place]} by {times.max():.3g} times the learning rate, which Adam "
+        f"never does by itself: {small if half else own}",
+        since=int(seen.steps[np.flatnonzero(times.max(axis=1) > BEYOND)[0]]),
+        evidence=[
+            f"rms of an update over the learning rate: {seen.worst(times.max(axis=0))} (limit {BEYOND}, usual below 1)",
+            f"the type of the weights is {half}" if half else "the weights are not of half precision",
+        ],
+        ruled_out=[f"a learning rate that is too high: of {rates[row, 0]:.3g} Adam moves an element by "
+                   f"{rates[row, 0]:.2g} at a step, whatever the gradients"],
+        probe="print exp_avg, exp_avg_sq and the step of the optimizer's state for one matrix",
+        remedy="keep the trained weights in float32, and compute under autocast" if half
+        else "resume from a save before it, with the state of the optimizer",
+        title="The optimizer's moments are broken",
+        remedy_is_guess=not half,
+        hides=["O3", "O8"],
+    )  # fmt: skip
+
+
 @rule("O3", "Shock without a warm-up", "scan", needs=("tensors",))
 def warmup_shock(history: History) -> Finding | None:
     seen = matrices(history, 0, FIRST)
@@ -102,6 +162,9 @@ def warmup_shock(history: History) -> Finding | None:
     rows = np.flatnonzero(ratio.max(axis=1) > SHOCK)
     if not len(rows):
         return None
+    if (broken := beyond_the_rate(history, seen)) is not None:
+        broken.hides = ["O1", "O8"]
+        return broken
     step, biggest = int(seen.steps[rows[0]]), ratio.max(axis=0)
     table = history.table("attention")
     early = np.zeros(0) if table is None else table.columns["logit"][table.steps <= 100].ravel()
@@ -145,12 +208,23 @@ def eps_too_large(history: History) -> Finding | None:
     has_moments = np.isfinite(share)
     # A matrix whose gradient is mostly 0 (silent units) has such a share at any eps; the rest of it is large there:
     # healthy matrices have eps / rms(g) near 1e-5.
-    bad = has_moments & np.isfinite(against) & ((against > 0.3) | ((share > 0.5) & (against > 0.01)))
+    # A gradient that is small only now has moments from when it was not, and no share: eps does nothing to it.
+    bad = has_moments & np.isfinite(against) & (((against > 0.3) & (share > 0.1)) | ((share > 0.5) & (against > 0.01)))
     if not bad.any():
         return None
     held = bad[has_moments].mean()
     gradients = eps / against
     depth = float(np.nanmin(gradients) / np.nanmedian(gradients))
+    # A hundredth of the smallest gradient, as a power of ten. Then an element moves by the learning rate, whatever the
+    # gradient: a rate that was found with this eps may be far too high for that.
+    wanted = float(f"1e{math.floor(math.log10(np.nanmin(gradients) / 100))}")
+    wanted = min(max(wanted, 1e-15), eps / 10)
+    lr, size = _peak(history), float(np.nanmedian(median(seen.size, axis=0)))
+    fitting = float(f"{SAFE * size:.1g}")
+    changes, lower_rate = {"optimizer.eps": wanted}, ""
+    if lr > SHOCK * size > 0:
+        changes["lr.learning_rate"] = fitting
+        lower_rate = f", and the learning rate to {fitting:g}: with a small eps each element moves by it at every step"
     return Finding(
         "sick" if held > 0.5 else "warn",
         f"optimizer.eps={eps:g} outweighs the gradients of {int(bad.sum())} of {int(has_moments.sum())} matrices: "
@@ -163,9 +237,9 @@ def eps_too_large(history: History) -> Finding | None:
             f"gradients that vanish with depth (O7): the smallest is {depth:.2g} of the median",
             "rows of rare tokens: embeddings are not counted",
         ],
-        probe=train(history, "optimizer.eps", eps / 1000),
-        remedy="lower eps to 1e-12 or less, with float32 state; raising it makes this worse",
-        changes={"optimizer.eps": 1e-8 if np.nanmedian(gradients) > 1e-6 else 1e-15},
+        probe=f"compare eps={eps:g} with the root of Adam's second moment: that is the larger of the two it divides by",
+        remedy=f"lower eps to {wanted:g}{lower_rate}",
+        changes=changes,
         hides=["O2", "O8"],
     )
 
@@ -184,8 +258,37 @@ def vanishing(history: History) -> Finding | None:
     middle, least = float(np.nanmedian(flow)), float(np.nanmin(flow))
     if not least < VANISHED * middle:
         return None
-    num_bad = int((flow < VANISHED * middle).sum())
-    total = history["norm"].last()
+    is_bad = flow < VANISHED * middle
+    num_bad, total = int(is_bad.sum()), history["norm"].last()
+    # With depth the gradient is lost layer by layer. A branch that the loss hardly depends on loses it at once: far
+    # more from the last good matrix to the first bad one than between any two good ones.
+    order = np.argsort(np.where(np.isfinite(flow), flow, np.inf))[: np.isfinite(flow).sum()]
+    gaps = np.diff(np.log(flow[order]))
+    border, usual = float(gaps[num_bad - 1]), float(gaps[num_bad:].max(initial=0.0))
+    if border > max(math.log(AT_ONCE), 3 * usual):
+        branch = commonprefix([seen.names[n].split(".") for n in np.flatnonzero(is_bad)])
+        inside = f", all in {'.'.join(branch)}," if branch else ""
+        above, below = (seen.names[order[n]] for n in (num_bad, num_bad - 1))
+        return Finding(
+            "warn",
+            f"{num_bad} of {len(flow)} matrices{inside} get almost no gradient: {least / middle:.1e} of the median",
+            evidence=[
+                f"gradient / weight: median {middle:.3g}, limit {VANISHED:g} x; least "
+                + seen.worst(flow, largest=False),
+                f"it drops by a factor of {math.exp(border):.3g} at once, from {above} to {below}",
+            ],
+            ruled_out=[
+                f"gradients that vanish with depth: between other matrices it drops by {math.exp(usual):.3g} at most",
+                "weights that are not trained (O9): these have a gradient above 0",
+            ],
+            probe=check(history) or "change what goes into this branch, and see whether the loss moves",
+            remedy="look at what goes into this branch: an input that is withheld, masked or constant (an "
+            "unconditional run trains what reads its condition on nothing), a gate near 0, a detach further on; freeze "
+            "it if that is meant",
+            title="A branch that the loss does not need",
+            remedy_is_guess=True,
+            hides=["O6", "O8"],
+        )
     return Finding(
         "sick" if least < 1e-2 * VANISHED * middle else "warn",
         f"{num_bad} of {len(flow)} matrices get almost no gradient: {least / middle:.1e} of what the median gets",
@@ -272,7 +375,7 @@ def not_updating(history: History) -> Finding | None:
         # Nothing was measured because nothing was applied; unless N4 knows why.
         all_skipped = len(skipped) >= 3 and (skipped.values > 0).all() and not history.events_of("diverged")
         if all_skipped and first_struggle(history) is None:
-            how = replay(history, int(skipped.steps[-1]))
+            how, step = replay(history, int(skipped.steps[-1])), int(skipped.steps[-1])
             return Finding(
                 "sick",
                 f"none of {len(skipped)} steps was applied: all were skipped",
@@ -280,8 +383,9 @@ def not_updating(history: History) -> Finding | None:
                 evidence=[f"skipped is 1 at all of {len(skipped)} steps"],
                 ruled_out=["parameters that no optimizer has: no parameter changed at all"],
                 probe=how,
-                remedy=f"find out why steps are skipped with `{how}`: gradients that are not finite, or a loss scale "
-                "that never settles",
+                remedy="find out why steps are skipped: gradients are not finite, or a loss scale never settles"
+                + (f"; `{how}` takes step {step} again" if how else ""),
+                remedy_is_guess=True,
             )
         if 0 < trained < every and "left_out" not in history.derived:
             return Finding(
@@ -293,6 +397,8 @@ def not_updating(history: History) -> Finding | None:
                 probe=check(history),
                 remedy="nothing if they are frozen on purpose; else give an objective all parameters of the model",
             )
+        if table is None and "left_out" not in history.derived:  # that steps were applied says nothing of the weights
+            raise NotLooked("no tensor was measured", way("tensors", history))
         return None
     has_none = np.all(np.isnan(grad), axis=0)
     is_zero = ~has_none & np.all(np.nan_to_num(grad) == 0, axis=0)
@@ -303,6 +409,9 @@ def not_updating(history: History) -> Finding | None:
         "a gradient, and still no change": list(compress(names, ~has_none & ~is_zero)),
     }
     num_all = len(table.names) + len(left_out) if table is not None else len(left_out)
+    half = half_weights(history)
+    smallest = f"if there is a gradient, the update is below the last digit of {half or 'float32'}: "
+    smallest += "keep the trained weights in float32, and compute under autocast" if half else "raise the rate"
     is_benign = not left_out and len(names) < num_all and bool((is_zero & is_vector).all())
     return Finding(
         # (a script may leave parameters to nobody on purpose, and need not say so)
@@ -318,6 +427,5 @@ def not_updating(history: History) -> Finding | None:
         ],
         probe=check(history),
         remedy="give the optimizer these parameters, or make the loss depend on them (look for detach, no_grad, a "
-        "branch that is never taken); if there is a gradient, the update is below the last digit of float32: raise the "
-        "rate",
+        f"branch that is never taken); {smallest}",
     )
