@@ -21,6 +21,7 @@ LEAVES = {
     "robust",
     "random",
     "report",
+    "advice",
 }  # what everybody may use, and what uses nobody
 
 # part -> the parts it may import besides itself and the leaves; imports inside functions count
@@ -44,7 +45,7 @@ ALLOWED = {
     "compare": {"runs", "doctor"},  # doctor: a sick run gets no verdict, and its page says so
     "trackers": {"runs"},
     "web": {"runs", "recipe"},  # recipe: the types of what is played
-    "forensics": {"engine", "runs", "data", "recipe"},
+    "forensics": {"engine", "runs", "data", "recipe", "doctor"},  # the record of a run, which weighs rival causes
     "script": {"engine", "forensics", "runs", "data", "recipe", "doctor", "trackers"},  # the last two on demand
     "sweep": {"config", "runs"},
     "remote": {"runs"},

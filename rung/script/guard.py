@@ -322,7 +322,11 @@ class ScriptGuard:
         with contextlib.suppress(Diverged):
             self.wait()
         found = diagnose(self._history(), raises=False)
-        return [replace(f, probe="guard.replay()") if f.probe.startswith("rung ") else f for f in found]
+        # The step that failed is at hand, kept on disk or not.
+        failed = self.failure.step if self.failure is not None else -1
+        here = [f.probe.startswith("rung replay") or (f.since == failed and not f.probe) for f in found]
+        ready = "call guard.replay(): it names what went wrong"
+        return [replace(f, probe="guard.replay()", remedy=ready) if at else f for f, at in zip(found, here)]
 
     def _history(self) -> History:
         """What the guard has seen, as the doctor reads it."""
