@@ -126,18 +126,18 @@ class Ran(NamedTuple):
                 data = found[1]() if found is not None else None
                 return data if data is not None and hashlib.sha256(data).hexdigest() == entry["sha256"] else None
             if kept:
-                return read_contents(self.snapshot.folder / os.path.basename(kept)).get(label)
-        except (CodeUnavailable, SnapshotError, OSError, ValueError):
+                return read_contents(inside(self.snapshot.folder, os.path.basename(kept))).get(label)
+        except (CodeUnavailable, SnapshotError, OSError, ValueError, RunError):
             pass
         return None
 
 
 def ran(run: Run, snapshot: Snapshot, env: str = "env.json") -> Ran | None:
     """None where the run does not say what it executed, as one that was recorded before runs did."""
-    path = run.path / f"executed{os.path.basename(env).removeprefix('env')}"
     try:
+        path = inside(run.path, f"executed{os.path.basename(env).removeprefix('env')}")
         document = mapping(read_json(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RunError):
         return None
     if not list_of(document.get("files")):  # a module at least is always there, unless nothing could be seen
         return None

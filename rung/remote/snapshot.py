@@ -210,7 +210,7 @@ class _Files:
         for path in sorted(walk(self.path, top, lambda name: not name.startswith("."))):
             if not is_wanted(path) or path == HEARTBEAT or path.startswith("metrics/columns/"):
                 continue
-            if not is_known(path) and inside(self.path, path).is_file():
+            if not is_known(path):
                 self.left_out.append(path)
                 continue
             self.add(path)

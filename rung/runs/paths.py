@@ -108,8 +108,8 @@ def check(folder: Path) -> None:
 def walk(folder: Path, top: str = "", is_seen: Callable[[str], bool] = lambda name: True) -> Iterator[str]:
     """Paths of the files below `top`, relative to the folder, without names that `is_seen` refuses.
 
-    A link to a file of the run is one; a link to a folder of it is passed over, since its files have their own names.
-    RunError for one that leads out.
+    A link to a file of the run is one; a link to a folder of it is passed over, since its files have their own names,
+    and so is a pipe or a socket. RunError for a link that leads out.
     """
     if top:
         inside(folder, top)
@@ -119,7 +119,8 @@ def walk(folder: Path, top: str = "", is_seen: Callable[[str], bool] = lambda na
                 refuse_link(folder, Path(path))
         folders[:] = filter(is_seen, folders)
         for name in filter(is_seen, files):
-            yield Path(place, name).relative_to(folder).as_posix()
+            if os.path.isfile(path := os.path.join(place, name)):
+                yield Path(path).relative_to(folder).as_posix()
 
 
 def remove(folder: Path, name: str) -> None:
