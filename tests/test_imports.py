@@ -17,6 +17,7 @@ LEAVES = {
     "errors",
     "units",
     "text",
+    "parse",
     "files",
     "robust",
     "random",

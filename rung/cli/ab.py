@@ -25,6 +25,7 @@ from rung.runs.record import append_event
 from rung.sweep import state
 from rung.sweep.plan import keep, wrong_launch
 from rung.sweep.point import log_of
+from rung.text import echo
 from rung.units import duration
 
 if TYPE_CHECKING:
@@ -129,16 +130,16 @@ def command(
 
     # The plan: which runs serve, which are to be trained, and about how long that takes.
     change = " ".join(arms[-1].overrides) or declared or "itself"
-    click.echo(f"{base.id} against {change}, {len(seeds)} seeds", err=as_json)
+    echo(f"{base.id} against {change}, {len(seeds)} seeds", err=as_json)
     if dry_run or not as_json:
         print_plan(sweep, state.states(sweep), as_json)
     absent = [str(cell.seed) for cell in cells if cell.run is None and not trial.can_train(cell.arm)]
     if absent:
-        click.echo(f"no control with seed {', '.join(absent)}: it needs the code of {base.id}", err=as_json)
+        echo(f"no control with seed {', '.join(absent)}: it needs the code of {base.id}", err=as_json)
     missing = sum(not cell.has_ended and trial.can_train(cell.arm) for cell in cells)
     seconds = elapsed_s(base)
     cost = f", about {duration(missing * seconds)} going by {base.id}" if missing and seconds else ""
-    click.echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=as_json)
+    echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=as_json)
     busy = [p.run.id for p in cells if p.run and p.run.status in ("running", "silent") and sweep.point(p.key).run]
     if busy:
         message = f"{', '.join(busy)} is still running; wait for it, or stop it, and give the same command again."
@@ -157,9 +158,9 @@ def command(
         if as_json:
             print_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None})
         elif floor is None:
-            click.echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
+            echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
         else:
-            click.echo(one_line(f"noise floor of {metric}: {floor.words}"))
+            echo(one_line(f"noise floor of {metric}: {floor.words}"))
         return
 
     # What was first looked at was planned; the rest came later.
@@ -278,7 +279,7 @@ def _train(
             where = f"{run.id}{loss}{f', {duration(seconds)}' if seconds else ''}"
         display.report(key, word, where)
         if is_verbose and word not in ("running", "waiting"):
-            click.echo(_printed(log_of(sweep, key)), err=as_json)
+            echo(_printed(log_of(sweep, key)), err=as_json)
 
     stopped = ""
     try:
@@ -293,18 +294,18 @@ def _train(
     runs = state.runs_of(sweep)
     cells = [c if c.has_ended else c._replace(run=state.best_of(runs.get(c.key, []))) for c in cells]
     if stopped:
-        click.echo(stopped, err=True)
+        echo(stopped, err=True)
         sys.exit(130)
     for cell in cells:
         if cell.key in failed:
-            click.echo(_printed(log_of(sweep, cell.key), _NUM_TAIL_LINES), err=True)
+            echo(_printed(log_of(sweep, cell.key), _NUM_TAIL_LINES), err=True)
             raise RunError(
                 f"the {cell.arm.name} with seed {cell.seed} failed: {failed[cell.key].rstrip('.')}; fix it and give "
                 "the same command again: what has ended counts.",
                 code="training-failed",
             )
     if any(not cell.has_ended and trial.can_train(cell.arm) for cell in cells):
-        click.echo("stopped; the same command continues from here", err=True)
+        echo("stopped; the same command continues from here", err=True)
         sys.exit(3)
     return [cell for cell in cells if cell.has_ended]
 
@@ -356,14 +357,14 @@ def _judge_existing(
         known = vars(floor) if floor else None
         print_json({"metric": metric, "a_runs": a, "floor": known, "variants": rows})
         return judgements
-    click.echo(one_line(f"A: {' '.join(a)}, {metric}"))
-    click.echo(f"noise: {floor.words if floor else 'not known; it takes three seeds of one config'}")
+    echo(one_line(f"A: {' '.join(a)}, {metric}"))
+    echo(f"noise: {floor.words if floor else 'not known; it takes three seeds of one config'}")
     for judgement, names in zip(judgements, others):
         factor = f" ({judgement.factor})" if judgement.factor else ""
-        click.echo()
-        click.secho(one_line(f"B: {' '.join(names)}{factor}"))
+        echo()
+        echo(one_line(f"B: {' '.join(names)}{factor}"))
         _print_last(judgement)
-    click.echo(f"\nthe intervals hold jointly: each has 1/{len(judgements)} of the error rate of a single one")
+    echo(f"\nthe intervals hold jointly: each has 1/{len(judgements)} of the error rate of a single one")
     return judgements
 
 
@@ -381,7 +382,7 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
         interval = f"{judgement.method}, {1 - judgement.level:.1%}; sd of a difference {judgement.sd:.2g}"
         interval += f"; p {judgement.p:.2g}" if math.isfinite(judgement.p) else ""
         interval += f"; BCa [{judgement.bca[0]:+.4f}, {judgement.bca[1]:+.4f}]" if judgement.bca else ""
-    click.echo()
+    echo()
     if judgement.pairs:
         head = ["seed", "A", "B", f"{judgement.metric} of A", "of B", "B-A"]
         rows = [
@@ -401,14 +402,14 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     lines += [f"because  {text}" for text in (*judgement.confounders, *judgement.reasons)]
     lines += [f"left out {text}" for text in judgement.left_out]
     for line in lines:
-        click.echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
+        echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
     _print_last(judgement)
 
 
 def _print_last(judgement: Judgement) -> None:
-    click.secho(one_line(judgement.summary_line()), bold=True)
+    echo(one_line(judgement.summary_line()), bold=True)
     if judgement.what_next:
-        click.echo(f"next     {one_line(judgement.what_next)}")
+        echo(f"next     {one_line(judgement.what_next)}")
 
 
 def _two(a: float, b: float) -> str:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
+from rung import parse
 from rung.cli.options import GroupWithDefault, json_option
 from rung.data.store import Store, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
 from rung.recipe import Prepares, Reports
 from rung.resolve import resolve
+from rung.text import echo, echo_json
 from rung.units import size
 
 
@@ -112,7 +114,7 @@ def prepare(
             path = data.parent / f"{data.name}-report"
             summary = recipe_class.survey(cfg, data, path, report)
             if (path / "report.json").is_file():
-                found = json.loads((path / "report.json").read_text("utf-8"))
+                found = parse.loose_json(parse.read_bytes(path / "report.json"))
         elif not issubclass(recipe_class, Prepares):
             message = f"{recipe_class.__name__} has no data to prepare: its streams make their own"
             raise UserError(message, code="not-supported")
@@ -122,9 +124,9 @@ def prepare(
     finally:
         close()
     if as_json:
-        click.echo(json.dumps({"path": str(path), "summary": summary, **found}))
+        echo_json(json.dumps({"path": str(path), "summary": summary, **found}))
     else:
-        click.echo(f"{summary}\nin {path / 'report.md' if is_report else path}")
+        echo(f"{summary}\nin {path / 'report.md' if is_report else path}")
 
 
 command.default = prepare
@@ -143,16 +145,16 @@ def show(name: str, as_json: bool) -> None:
     """
     store = Store.open(place(name))
     if as_json:
-        click.echo(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
+        echo_json(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
         return
     total = sum(spec["bytes"] for spec in store.manifest["files"].values())
-    click.echo(f"{store.path}  {store.manifest['kind']}  {size(total)}  fingerprint {store.fingerprint}")
+    echo(f"{store.path}  {store.manifest['kind']}  {size(total)}  fingerprint {store.fingerprint}")
     for array, spec in store.manifest["arrays"].items():
-        click.echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
+        echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
     for split, number in store.manifest["splits"].items():
-        click.echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
+        echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
     if "summary" in store.info:
-        click.echo(store.info["summary"])
+        echo(store.info["summary"])
 
 
 @command.command()
@@ -171,4 +173,4 @@ def verify(names: tuple[str, ...]) -> None:
             raise DataError(
                 f"{store.path} is damaged: {'; '.join(problems)}; prepare it again with --replace", code="data-damaged"
             )
-        click.echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")
+        echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")

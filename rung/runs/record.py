@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
+from rung.parse import mismatch
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
@@ -32,6 +33,21 @@ STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]*")
 COUNTER = ".last"
+_NUMBER_OR_NAME = (int, float, str)  # of a float that may be NaN
+_CODE = {"kind": str, "root": str, "file": str, "tree": str, "commit": str, "sha256": str, "ref": str, "head": str}
+_PROCESS = {"pid": int, "host": str, "boot_id": str, "namespace": str, "started": int}
+# What readers of run.json rely on, wherever a key is there. Texts that people write (why, verdict, reason) are free.
+SHAPE = {
+    "schema": int, "uid": str, "id": str, "experiment": str, "number": int, "parent": str, "parent_uid": str,
+    "tags": [str], "recipe": str, "preset": str, "status": str, "command": [str], "created": str, "ended": str,
+    "versions": dict, "process": _PROCESS, "last_step": int, "formerly": list, "imported": dict, "sweep": dict,
+    "best": {"step": int, "set": str, "loss": _NUMBER_OR_NAME},
+    "derived": {"num_steps": int, "parameters": int, "targets_per_step": (int, float)},
+    "totals": {"step": int, "targets": (int, float), "elapsed_s": (int, float)},
+    "code": _CODE,
+    "ab": {"id": str, "arm": str, "base": str},
+    "segments": [{"number": int, "first_step": int, "env": str, "command": [str], "process": _PROCESS, "code": _CODE}],
+}  # fmt: skip
 
 
 class Follower(Protocol):
@@ -161,7 +177,7 @@ class Record:
             if status == "running":
                 message = f"{document['id']} is still running ({text}); stop it first, or start a new run."
                 raise RunError(message, code="wrong-state")
-            number = max(next_segment(path / "metrics"), len(document["segments"]))
+            number = max(next_segment(path / "metrics"), len(document.get("segments") or []))
             env_name = f"env.{number}.json"
             write_json(path / env_name, environment(device))
             root = (document.get("code") or {}).get("root")
@@ -173,7 +189,7 @@ class Record:
             segment = _segment(number, command, process, now, env_name, code)
             last_step = None if row is None else int(row["step"])
             document |= {"status": "running", "ended": None, "process": process, "last_step": last_step}
-            document["segments"] = [*document["segments"], segment]
+            document["segments"] = [*(document.get("segments") or []), segment]
             write_json(path / "run.json", document)
             return cls(path, plain(document), number, code)
 
@@ -291,12 +307,15 @@ def read_document(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunError(f"{file} is damaged: {error}.", code="run-damaged") from error
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, int):
-        raise RunError(f"{file} is damaged: it names no schema.", code="run-damaged")
+    if not isinstance(schema, int) or not isinstance(document.get("id"), str):
+        what = "schema" if not isinstance(schema, int) else "id"
+        raise RunError(f"{file} is damaged: it names no {what}.", code="run-damaged")
     if schema > SCHEMA:
         known = f"schema {schema}, this one reads up to {SCHEMA}"
         message = f"{path} was written by a newer rung ({known}); upgrade rung."
         raise RunError(message, code="version-mismatch")
+    if found := mismatch(document, SHAPE, "it"):
+        raise RunError(f"{file} is damaged: {found}; fix or remove it.", code="run-damaged")
     return named_by_folder(document, path)
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rung import parse
 from rung.errors import CheckpointError, RunError
 from rung.files import sha256, sync
 from rung.runs.files import locked, read_json, write_json, writing
@@ -89,7 +90,7 @@ def trashed(root: Path) -> list[TrashedRun]:
     """What is in the trash, the oldest removal first."""
     found: list[TrashedRun] = []
     for folder in entries(root):
-        if folder.name.startswith(GONE) or not (folder / RUN).exists():
+        if folder.name.startswith(GONE) or not os.path.exists(folder / RUN):
             continue
         note: Any = None
         with contextlib.suppress(OSError, ValueError):
@@ -112,8 +113,8 @@ def trashed(root: Path) -> list[TrashedRun]:
 def entries(root: Path) -> list[Path]:
     """Every folder of the trash, also what a kill left half-way."""
     try:
-        return sorted(path for path in (root / TRASH).iterdir() if path.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
+        return sorted(path for path in (root / TRASH).iterdir() if os.path.isdir(path))
+    except OSError:
         return []
 
 
@@ -163,7 +164,7 @@ def initial_weights(path: Path, document: Mapping[str, Any]) -> InitialWeights:
     manifest = loaded.get("manifest") if isinstance(loaded, dict) else None
     name = ""
     with contextlib.suppress(OSError, ValueError):
-        match = _INIT_FROM.search((path / "config.yaml").read_text("utf-8"))
+        match = _INIT_FROM.search(parse.read_bytes(path / "config.yaml").decode())
         name = match[1].strip("'\"") if match else ""
     return InitialWeights(name, manifest if isinstance(manifest, str) else None)
 
