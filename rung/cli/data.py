@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -86,6 +87,9 @@ def prepare(
         overrides = (*overrides, "codec.fit=true")
     if source == "":  # a variable of a script that is not set
         raise DataError("--from is empty; name a folder or a file, or . for this folder", code="missing-option")
+    if source is not None and os.path.exists(source) and not (os.path.isfile(source) or os.path.isdir(source)):
+        message = f"--from {source} is a pipe or a device, which may keep a reader waiting; name a folder or a file"
+        raise DataError(message, code="not-a-file")
     if device != "auto":  # what auto is, only a recipe that needs one has to find out: torch takes seconds to import
         from rung.engine.precision import choose_device
 
