@@ -30,7 +30,7 @@ MERGED = "a0: &a0 {k: 1}\n" + "".join(
     [
         LAUGHS, MERGED, "a: &a [*a]", "a: &a {b: [*a]}", "[" * 100_000, "[" * 101 + "]" * 101, "- " * 5000,
         "&a " + "[" * 60 + "x" + "]" * 60 + "\n", "a: " + "9" * 6000, "2001-02-31", "? [a]\n: 1", "!!int",
-        "!!timestamp x", "!!python/object/apply:os.system [ls]", "*a", "\x00", "{", "--- 1\n--- 2", "!!bool x", "!!omap [1]", "a: b: c",
+        "!!timestamp x", "!!python/object/apply:os.system [ls]", "*a", "\x00", "{", "--- 1\n--- 2", "!!bool x", "!!omap [1]", "a: b: c",  # noqa: E501
     ],
 )  # fmt: skip
 def test_yaml_that_is_odd_is_a_parse_error(text: str) -> None:

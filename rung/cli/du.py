@@ -35,7 +35,8 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
       rung du --json
     """
     folders: dict[Path, RunFolder] = {}
-    for word in args or experiments(root):
+    problems: list[str] = []
+    for word in args or experiments(root, problems):
         chosen = select([word], root) if "/" in word.rstrip("/") else folders_of(root, word.rstrip("/"))
         if not chosen:
             list_runs(root, word, [])  # says so where there is no such experiment
@@ -43,6 +44,8 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
     found = [usage(folder.path, folder.id) for folder in folders.values()]
     found.sort(key=lambda one: -one.total)
     total, trash = sum_once(found), bytes_below(root / TRASH)
+    for problem in problems:
+        echo(problem, err=True)
     if as_json:
         runs = [{"id": one.id, "total": one.total, **one.by_kind} for one in found[:num_top]]
         print_json({"runs": runs, "total": total, "trash": trash})

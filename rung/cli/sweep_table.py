@@ -149,7 +149,8 @@ class Display:
             name = self._names.get(key, key)
             num_done = sum(one in ("finished", "failed") for one, _ in self._words.values())
             about = f" ({one_line(where)})" if where else ""
-            print(f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}", file=self._out, flush=True)
+            write(self._out, f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}\n")
+            self._out.flush()
 
     def _table(self) -> Any:
         """Called about once a second, from a thread of rich, which an error would end."""

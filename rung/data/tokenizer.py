@@ -205,7 +205,8 @@ class Subwords(Tokenizer):
         named = named.get("content") if isinstance(named, dict) else named
         for token in (named, *KNOWN_ENDS):
             if self.end is None and token and isinstance(token, str):
-                self.end = self._inner.token_to_id(token)
+                with contextlib.suppress(UnicodeEncodeError):  # half a character is no token
+                    self.end = self._inner.token_to_id(token)
         self.start = [id_ for id_ in self._inner.encode("", add_special_tokens=True).ids if id_ != self.end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:

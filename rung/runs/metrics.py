@@ -145,10 +145,10 @@ def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None
             try:
                 values = msgspec.structs.astuple(decoder.decode(line))
             except parse.BROKEN:  # of a value that is no number, or of the whole line
-                row = next(_rows([line], faults), None)
-                if row is None:
+                found: dict[str, Any] | None = next(_rows([line], faults), None)
+                if found is None:
                     continue
-                values = tuple(row.get(name) for name in wanted)
+                values = tuple(found.get(name) for name in wanted)
             if end is None or values[0] < end:
                 yield tuple(map(_float, values))
 

@@ -136,7 +136,8 @@ class Run:
 
     def sources(self) -> dict[str, str]:
         """Dotted key -> who set it."""
-        return current_sources(self._json("config.sources.json"), self.document.get("recipe"))
+        sources = {key: str(source) for key, source in self._json("config.sources.json").items()}
+        return current_sources(sources, self.document.get("recipe"))
 
     def data(self) -> dict[str, Any]:
         return self._json("data.json")

@@ -10,15 +10,18 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# 100,000 in `make test-fuzz`.
-NUM_EXAMPLES = int(os.environ.get("RUNG_FUZZ_EXAMPLES", "200"))
-fuzzed = settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    derandomize="RUNG_FUZZ_EXAMPLES" not in os.environ,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+
+def fuzzed(num_examples: int) -> settings:
+    """So many inputs, always the same ones; in `make test-fuzz` 100,000 others each time."""
+    return settings(
+        max_examples=int(os.environ.get("RUNG_FUZZ_EXAMPLES", num_examples)),
+        deadline=None,
+        derandomize="RUNG_FUZZ_EXAMPLES" not in os.environ,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 STEERS = "\x1b[31m\x1b]0;x\x07\u202e\x9b"
 
 
@@ -31,9 +34,10 @@ def nested(depth: int) -> Any:
 
 ODD = [
     None, True, 0, -1, 1.5, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, "", "x", "NaN", "-Infinity", STEERS,
-    "a\nb\rc", "../../..", "/etc/passwd", "\udcff", "[red]", "9" * 400, [], {}, [None], [[]], {"": None}, {"a": {"b": 1}},
-    [1, 2, 3], {"step": "x"}, nested(60), "long " * 5000, 10**30,
+    "a\nb\rc", "../../..", "/etc/passwd", "\udcff", "[red]", "9" * 400, [], {}, [None], [[]], {"": None},
+    {"a": {"b": 1}}, [1, 2, 3], {"step": "x"}, nested(60), "long " * 5000, 10**30,
 ]  # fmt: skip
+LENGTHS = [b"\xff" * 4, b"\0" * 4, b"\x7f" + b"\xff" * 3, b"\xff" * 3 + b"\x7f"]
 odd = st.sampled_from(ODD)
 
 
@@ -83,7 +87,9 @@ def damaged(draw: Any, valid: bytes) -> bytes:
         elif how == 2:
             data[at:at] = data[at : at + draw(st.integers(1, 64))] * draw(st.sampled_from([1, 3]))
         elif how == 3:
-            data[at : at + 4] = draw(st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f" + b"\xff" * 3, b"\xff" * 3 + b"\x7f"]))
+            data[at : at + 4] = draw(
+                st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f" + b"\xff" * 3, b"\xff" * 3 + b"\x7f"])
+            )
         else:
             more = [b"[" * 5000, b"NaN", b"&a [*a]", b"\n", b"\x1b[31m", b"9" * 5000, b"{"]
             data[at:at] = draw(st.sampled_from(more))

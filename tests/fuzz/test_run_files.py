@@ -114,6 +114,21 @@ def as_lines(rows: Any) -> bytes:
 DOCUMENTS = ["run.json", "config.sources.json", "data.json", "definitions.json", "init.json", "env.json"]
 LINES = ["events.ndjson", "metrics/000.ndjson", "tables/000.ndjson"]
 OTHERS = ["config.yaml", "checkpoints/best", "metrics/columns/index.json", ".config.json"]
+# What the fuzzer, or a person, has found.
+FOUND: dict[str, list[tuple[bytes, list[list[str]]]]] = {
+    "run.json": [(b"[" * 5000, [["ls"]]), (b"[]", [["ls"]]), (b"3", [["ls"]]), (b"null", [["du"]]), (b"{}", [["tag"]])],
+    "config.sources.json": [
+        (b'{"lr.learning_rate": {"a": 1}}', [["show", "a/1"]]),
+        (b"[" * 5000, [["diff", "a/1", "a/2"]]),
+    ],
+    "config.yaml": [(b"", [["diff", "a/1", "a/2"], ["show", "a/1"]]), (b"a: &a [*a]", [["ls", "--changed"]])],
+    "tables/000.ndjson": [
+        (b'{"kind":"tensors","names":["w","b"]}\n{"kind":"tensors","step":3,"grad":[1.0]}\n', [["doctor", "a/1"]])
+    ],
+    "metrics/000.ndjson": [
+        (b'{"step":1,"loss":' + b"[" * 5000 + b"\n", [["metrics", "a/1", "loss"], ["sql", "from metrics"]])
+    ],
+}
 some_verbs = st.lists(st.sampled_from(VERBS), min_size=1, max_size=2)
 
 
@@ -129,9 +144,11 @@ def test_no_file_of_a_run_ends_a_verb_in_a_traceback(name: str, valid: Path, tmp
     else:
         changed = damaged(data)
 
-    @fuzzed
+    @fuzzed(40)  # each calls one or two verbs
     @given(changed, some_verbs)
     def run(data: bytes, verbs: list[list[str]]) -> None:
         fuzz_file(valid, tmp_path / "f", name, data, verbs)
 
+    for found, verbs in FOUND.get(name, ()):
+        fuzz_file(valid, tmp_path / "f", name, found, verbs)
     run()
