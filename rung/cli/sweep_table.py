@@ -21,7 +21,7 @@ from rung.runs.query import Run
 from rung.sweep.plan import load
 from rung.sweep.space import Point, Sweep
 from rung.sweep.state import State, states
-from rung.text import echo
+from rung.text import echo, write
 from rung.units import duration
 
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow", "lost": "magenta"}

@@ -307,13 +307,14 @@ def read_document(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunError(f"{file} is damaged: {error}.", code="run-damaged") from error
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, int) or not isinstance(document.get("id"), str):
-        what = "schema" if not isinstance(schema, int) else "id"
-        raise RunError(f"{file} is damaged: it names no {what}.", code="run-damaged")
+    if not isinstance(schema, int):
+        raise RunError(f"{file} is damaged: it names no schema.", code="run-damaged")
     if schema > SCHEMA:
         known = f"schema {schema}, this one reads up to {SCHEMA}"
         message = f"{path} was written by a newer rung ({known}); upgrade rung."
         raise RunError(message, code="version-mismatch")
+    if not isinstance(document.get("id"), str):
+        raise RunError(f"{file} is damaged: it names no id.", code="run-damaged")
     if found := mismatch(document, SHAPE, "it"):
         raise RunError(f"{file} is damaged: {found}; fix or remove it.", code="run-damaged")
     return named_by_folder(document, path)
