@@ -25,7 +25,7 @@ from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists
 from rung.runs.files import from_json, plain, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.process import Liveness
-from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
+from rung.runs.record import STATUSES, check_shape, former_ids, liveness_of, read_document, read_leniently
 from rung.runs.renamed import current_config, current_sources
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Run:
     stop_signal: int = 0  # what stopped it, where this process trained it
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        check_shape(path, document)
         self.path = path
         self.document = document
         self.id: str = document["id"]
@@ -124,7 +125,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
         except ValueError as error:
-            raise RunError(f"{file} is damaged: {error}.", code="run-damaged") from error
+            raise RunError(f"{file} cannot be read: {error}.", code="run-damaged") from error
         tree = tree if isinstance(tree, dict) else {}
         if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
             with contextlib.suppress(OSError):
@@ -165,8 +166,8 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """env.json of the last attempt."""
-        parts = self.document.get("segments") or [{}]
-        return self._json(os.path.basename(parts[-1].get("env") or "") or "env.json")
+        last = parse.mapping((self.document.get("segments") or [{}])[-1])
+        return self._json(os.path.basename(str(last.get("env") or "")) or "env.json")
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
         """Everything that happened, in order, including what a resume repeated; skips broken lines."""
@@ -190,7 +191,8 @@ class Run:
         An eval event holds `results`, set -> name -> value.
         """
         parts = [part for part in self.document.get("segments") or [] if isinstance(part, dict)]
-        starts = [(part.get("number") or 0, part.get("first_step")) for part in parts]
+        starts = [(part.get("number"), part.get("first_step")) for part in parts]
+        starts = [(number, first) for number, first in starts if isinstance(number, int) and isinstance(first, int)]
         found: dict[tuple[int, str], dict[str, Any]] = {}
         taken: dict[tuple[int, str], int] = {}  # in which segment
         for event in self.events("eval"):
@@ -198,7 +200,7 @@ class Run:
             if not isinstance(step, int):
                 continue
             # An eval at t is about state t, from which a resume at t starts: that one still counts.
-            if any(number > segment and first is not None and step > first for number, first in starts):
+            if any(number > segment and step > first for number, first in starts):
                 continue
             for name, values in results.items() if isinstance(results, dict) else ():
                 if isinstance(values, dict):
