@@ -1,6 +1,7 @@
 # make run   a small piano GPT, trained here and now
 # make test  everything that must hold
 # make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
+# make test-fuzz  100,000 damaged inputs for every reader of foreign files; RUNG_FUZZ_EXAMPLES sets another number
 # make test-slurm  sweeps on a real SLURM: Debian's daemons, started for the test; needs root
 # make test-gpu  every recipe on a GPU, without pip; make gpu-carry puts what such a machine may lack into .gpu
 # make transcripts  write anew what the verbs print, after a sentence was improved
@@ -19,7 +20,7 @@ PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f 
 GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-xdist execnet iniconfig pluggy packaging \
   pygments hypothesis sortedcontainers soundfile soxr cffi pycparser jiwer rapidfuzz gguf accelerate psutil
 
-.PHONY: run test transcripts test-doctor test-slurm test-gpu gpu-carry lint bench page clean
+.PHONY: run test transcripts test-doctor test-fuzz test-slurm test-gpu gpu-carry lint bench page clean
 
 run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
@@ -33,6 +34,9 @@ transcripts: $(INSTALLED)
 
 test-doctor: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m doctor tests/cases
+
+test-fuzz: $(INSTALLED)
+	RUNG_FUZZ_EXAMPLES=$${RUNG_FUZZ_EXAMPLES:-100000} $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz
 
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest -m slurm tests/sweep

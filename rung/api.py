@@ -27,6 +27,7 @@ from rung.recipe import Pretrained, Recipe, Sample, has_splits
 from rung.recipes import CATALOG, short_name
 from rung.resolve import PYTHON, Resolved, nested, recipe_of, resolve, resolve_resume, resolve_saved
 from rung.runs.query import Run, open_run, root_of
+from rung.text import write
 
 if TYPE_CHECKING:
     from torch import nn
@@ -322,7 +323,7 @@ def load(
     saved.load_into(setup.state.model)
     for name, was in found.data().items():
         if name in setup.streams and setup.streams[name].fingerprint != was["fingerprint"]:
-            sys.stderr.write(f"note: {name} is other data than {found.id} was trained with\n")
+            write(sys.stderr, f"note: {name} is other data than {found.id} was trained with\n")
     setup.state.model.eval()
     return Loaded(found, saved.step, resolved, setup)
 

@@ -19,9 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rung import parse
 from rung.errors import ConfigError
 from rung.units import Budget
 
+# What a YAML loader raises besides its own errors: at a date such as 2026-02-31, a number of 5,000 digits.
+_OF_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+MOST_REFERENCES = 1000  # that one value leads to: each may name others twice, which doubles its text at every step
 REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
@@ -172,12 +176,12 @@ def load_file(path: Path) -> dict[str, Any]:
     from yaml import YAMLError  # type: ignore[import-untyped]
 
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        tree = OmegaConf.to_container(OmegaConf.load(parse.checked_yaml(parse.read_bytes(path))), resolve=False)
     except FileNotFoundError:
         raise ConfigError(f"no config file {path}", code="no-file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", code="cannot-read") from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (YAMLError, OmegaConfBaseException, *_OF_VALUES) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}", code="bad-file") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}", code="bad-file")
@@ -199,8 +203,9 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
                 f"{word!r} is not an override; write key=value, such as lr.learning_rate=1e-4", code="bad-override"
             )
         try:
+            parse.checked_yaml(word.partition("=")[2])
             one = OmegaConf.to_container(OmegaConf.from_dotlist([word]), resolve=False)
-        except (YAMLError, OmegaConfBaseException) as error:
+        except (YAMLError, OmegaConfBaseException, *_OF_VALUES) as error:
             text = " ".join(str(error).split())
             raise ConfigError(f"{word!r} has a value that is not valid YAML: {text}", code="bad-value") from None
         given = typing.cast(dict[str, Any], one)
@@ -274,6 +279,7 @@ def _fields(kind: type) -> list[tuple[dataclasses.Field[Any], Any, bool]]:
 def _follow(name: str, raw: Mapping[str, Any]) -> tuple[Any, str]:
     """The value of a key with its ${references} replaced, and what it was taken from."""
     origins: list[str] = []
+    num_followed = 0
 
     def fill(value: Any, current: str, trail: tuple[str, ...]) -> Any:
         if isinstance(value, list):
@@ -286,6 +292,10 @@ def _follow(name: str, raw: Mapping[str, Any]) -> tuple[Any, str]:
             raise ValueError("has a ${ that is not a reference to a key; write ${a.b}")
 
         def replace(match: re.Match[str]) -> Any:
+            nonlocal num_followed
+            num_followed += 1
+            if num_followed > MOST_REFERENCES:
+                raise ValueError(f"leads to more than {MOST_REFERENCES} references")
             target = match.group(1)
             if target in (*trail, current):
                 raise ValueError(f"refers to itself through {' -> '.join((*trail, current, target))}")

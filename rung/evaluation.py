@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rung import parse
 from rung.errors import UserError
 from rung.files import write_whole
 
@@ -124,7 +125,7 @@ def file_of(out: Path, split: str, step: int | None, weights: str) -> Path:
 def refuse_other_rows(file: Path, streams: Mapping[str, Stream]) -> None:
     """Raises UserError before other rows' figures replace the kept ones: a report would take them for the run's own."""
     try:
-        sets = json.loads(file.read_bytes())["sets"]
+        sets = parse.loose_json(parse.read_bytes(file))["sets"]
         kept = {name: values.get("fingerprint") for name, values in sets.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from rung.text import one_line, visible
 from rung.units import count, duration
 
 SMOOTH_STEPS = 20
@@ -90,7 +91,7 @@ class PlainDisplay:
         if self._is_mute:
             return
         try:
-            print(text, file=self._out, flush=True)
+            print(visible(text), file=self._out, flush=True)
         except OSError:  # the reader has gone, as with `| head`, or the disk is full: no reason to stop training
             self._is_mute = True
             if self._out is None:
@@ -128,7 +129,7 @@ class LiveDisplay(PlainDisplay):
             self._bar.update(self._task, completed=step + 1, description=line, refresh=True)
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(visible(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self._bar.stop()
@@ -155,7 +156,7 @@ def make_display(num_steps: int | None, log_interval: int, baselines: Baselines)
 @contextmanager
 def patience(text: str, after_s: float = 5.0) -> Iterator[None]:
     """Prints `text` if the body takes longer than people wait without a word."""
-    timer = threading.Timer(after_s, lambda: print(text, file=sys.stderr, flush=True))
+    timer = threading.Timer(after_s, lambda: print(visible(text), file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -172,11 +173,12 @@ def reporter() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
         def report(what: str, done: int, total: int) -> None:
             if what not in shown:
                 shown.add(what)
-                print(f"{what} ...", file=sys.stderr, flush=True)
+                print(f"{one_line(what)} ...", file=sys.stderr, flush=True)
 
         return report, lambda: None
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
@@ -185,7 +187,7 @@ def reporter() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
 
     def report_live(what: str, done: int, total: int) -> None:
         if what not in tasks:
-            tasks[what] = bar.add_task(what, total=total or None)
+            tasks[what] = bar.add_task(escape(one_line(what)), total=total or None)
         bar.update(tasks[what], completed=done, total=total or None)
 
     return report_live, bar.stop

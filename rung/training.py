@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rung.config import differences
-from rung.errors import UserError
+from rung.errors import RecipeError, UserError
 from rung.progress import Display, MakeDisplay, Silent, reporter
 from rung.runs.failure import failure_of
 from rung.runs.query import Run, ref
 from rung.runs.record import read_document
+from rung.text import error_text
 from rung.units import count, duration
 
 if TYPE_CHECKING:
@@ -177,7 +178,14 @@ def train_to_end(
         outcome = Outcome("stopped", str(error))
         raise
     except BaseException as error:
-        outcome = Outcome("crashed", f"{type(error).__name__}: {error}")
+        outcome = Outcome("crashed", error_text(error))
+        if isinstance(error, SystemExit):  # with 0 it would look like a success to whoever waits for the process
+            outcome = Outcome("crashed", f"the recipe called sys.exit({error.code or 0})")
+            raise RecipeError(
+                f"the recipe called sys.exit({error.code or 0}) at step {setup.state.progress.step}; raise an error "
+                "where training cannot go on, or set a budget such as optimizer.max_iters.",
+                code="recipe-exit",
+            ) from error
         root: BaseException | None = error  # torch's file writer raises something of its own on top of Ctrl-C
         while root is not None and not isinstance(root, KeyboardInterrupt):
             root = root.__cause__ or root.__context__
@@ -185,7 +193,7 @@ def train_to_end(
             outcome = Outcome("stopped", "interrupted twice", signal.SIGINT)
         elif isinstance(error, OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise UserError(
-                f"out of memory at step {setup.state.progress.step}: {' '.join(str(error).split())[:160]}; lower "
+                f"out of memory at step {setup.state.progress.step}: {error_text(error)[:240]}; lower "
                 f"data.batch_size={setup.cfg.data.batch_size} (and raise optimizer.gradient_accumulation_steps), or "
                 "take a smaller model or context",
                 code="out-of-memory",

@@ -17,6 +17,7 @@ LEAVES = {
     "errors",
     "units",
     "text",
+    "parse",
     "files",
     "robust",
     "random",
@@ -205,3 +206,33 @@ for name in {names!r}:
 """
     assert run(code, tmp_path) == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_text_and_progress_print() -> None:
+    """What is printed elsewhere would reach the terminal as somebody else wrote it."""
+    found = []
+    for path in MODULES:
+        if name_of(path) in ("rung.text", "rung.progress"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in ("click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write") or called == "print":
+                    found.append((name_of(path), node.lineno, called))
+    assert [(name, called) for name, _, called in found] == [("rung.script.never_raise", "sys.stderr.write")], found
+
+
+def test_only_parse_decodes_what_others_wrote() -> None:
+    decoders = {"json.loads", "json.load", "yaml.load", "yaml.safe_load", "msgspec.json.decode"}
+    found = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in decoders and name_of(path) != "rung.parse":
+                found.add((name_of(path), ast.unparse(node.func)))
+    assert found == {
+        ("rung.web.play", "msgspec.json.decode"),  # into its own type, 64 kB at most
+        ("rung.engine.build", "json.loads"),  # what it has just written
+        ("rung.runs.sql", "json.loads"),  # DuckDB's own plan
+        ("rung.recipes.world.walk.recorder", "json.loads"),  # our own child's job
+        ("rung.recipes.speech.sources.synthesiser", "json.loads"),
+    }

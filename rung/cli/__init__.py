@@ -8,13 +8,16 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import os
 import sys
+from pathlib import Path
+from types import TracebackType
 
 import click
 
 from rung import __version__
 from rung.errors import UserError
-from rung.text import visible
+from rung.text import echo, error_text, write
 
 VERBS = {
     "data": "Prepare, describe or verify a data set.",
@@ -94,14 +97,29 @@ def cli() -> None:
     """
 
 
+# What a disk says of one file or folder; a file that is not there, or there already, is a mistake of ours.
+_OF_THE_DISK = {
+    errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC,
+    errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ENXIO,
+}  # fmt: skip
+
+
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_traceback
     try:
         code = cli.main(prog_name="rung", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as error:
+        if error.code in (0, None) and (place := _place_outside_rung(error)):
+            echo(f"rung: {place} called sys.exit({error.code or 0}) before the verb was done [exited]", err=True)
+            sys.exit(2)
+        raise
     except UserError as error:
-        # The message may quote a file's name, which may hold anything.
-        click.echo(f"rung: {visible(str(error))} [{error.code}]", err=True)
+        echo(f"rung: {str(error) or error_text(error)} [{error.code}]", err=True)
+        sys.exit(2)
+    except MemoryError as error:
+        echo(f"rung: out of memory: {error_text(error)} [out-of-memory]", err=True)
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -109,7 +127,7 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         help_verb = f" (see `{context.command_path} --help`)" if context is not None else ""
-        click.echo(f"rung: {' '.join(error.format_message().split())}{help_verb} [usage]", err=True)
+        echo(f"rung: {' '.join(error.format_message().split())}{help_verb} [usage]", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -117,7 +135,28 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
+        if error.filename is not None and error.errno in _OF_THE_DISK:
+            echo(f"rung: cannot use {os.fsdecode(error.filename)}: {str(error.strerror).lower()} [os-error]", err=True)
+            sys.exit(2)
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        click.echo(f"rung: cannot write the output: {error.strerror} [disk-full]", err=True)
+        echo(f"rung: cannot write the output: {error.strerror} [disk-full]", err=True)
         sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _place_outside_rung(error: BaseException) -> str | None:
+    """Where the code of a recipe or of a library raised this; None where rung did."""
+    import traceback
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in frame.filename]
+    if not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parent.parent):
+        return None
+    return f"{frames[-1].filename}, line {frames[-1].lineno},"
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A mistake of ours keeps its traceback; what it quotes must not steer the terminal."""
+    import traceback
+
+    write(sys.stderr, "".join(traceback.format_exception(kind, error, trace)))

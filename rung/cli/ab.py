@@ -25,6 +25,7 @@ from rung.runs.record import append_event
 from rung.sweep import state
 from rung.sweep.plan import keep, wrong_launch
 from rung.sweep.point import log_of
+from rung.text import echo
 from rung.units import duration
 
 if TYPE_CHECKING:
@@ -132,16 +133,16 @@ def command(
 
     # The plan: which runs serve, which are to be trained, and about how long that takes.
     change = " ".join(arms[-1].overrides) or declared or "itself"
-    click.echo(f"{base.id} against {change}, {len(seeds)} seeds", err=as_json)
+    echo(f"{base.id} against {change}, {len(seeds)} seeds", err=as_json)
     if dry_run or not as_json:
         print_plan(sweep, state.states(sweep), as_json)
     absent = [str(cell.seed) for cell in cells if cell.run is None and not trial.can_train(cell.arm)]
     if absent:
-        click.echo(f"no control with seed {', '.join(absent)}: it needs the code of {base.id}", err=as_json)
+        echo(f"no control with seed {', '.join(absent)}: it needs the code of {base.id}", err=as_json)
     missing = sum(not cell.has_ended and trial.can_train(cell.arm) for cell in cells)
     seconds = elapsed_s(base)
     cost = f", about {duration(missing * seconds)} going by {base.id}" if missing and seconds else ""
-    click.echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=as_json)
+    echo(f"{missing} run{'s' if missing != 1 else ''} to train{cost}", err=as_json)
     busy = [p.run.id for p in cells if p.run and p.run.status in ("running", "silent") and sweep.point(p.key).run]
     if busy:
         message = f"{', '.join(busy)} is still running; wait for it, or stop it, and give the same command again."
@@ -160,9 +161,9 @@ def command(
         if as_json:
             print_json({"ab": trial.id, "metric": metric, "floor": vars(floor) if floor else None})
         elif floor is None:
-            click.echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
+            echo(one_line(f"no noise floor: fewer than three seeds of {base.id} ended with a finite {metric}"))
         else:
-            click.echo(one_line(f"noise floor of {metric}: {floor.words}"))
+            echo(one_line(f"noise floor of {metric}: {floor.words}"))
         return
 
     # What was first looked at was planned; the rest came later.
@@ -306,7 +307,7 @@ def _train(
             where = f"{run.id}{loss}{f', {duration(seconds)}' if seconds else ''}"
         display.report(key, word, where)
         if is_verbose and word not in ("running", "waiting"):
-            click.echo(_printed(log_of(sweep, key)), err=as_json)
+            echo(_printed(log_of(sweep, key)), err=as_json)
 
     stopped = ""
     try:
@@ -321,18 +322,18 @@ def _train(
     runs = state.runs_of(sweep)
     cells = [c if c.has_ended else c._replace(run=state.best_of(runs.get(c.key, []))) for c in cells]
     if stopped:
-        click.echo(stopped, err=True)
+        echo(stopped, err=True)
         sys.exit(130)
     for cell in cells:
         if cell.key in failed:
-            click.echo(_printed(log_of(sweep, cell.key), _NUM_TAIL_LINES), err=True)
+            echo(_printed(log_of(sweep, cell.key), _NUM_TAIL_LINES), err=True)
             raise RunError(
                 f"the {cell.arm.name} with seed {cell.seed} failed: {failed[cell.key].rstrip('.')}; fix it and give "
                 "the same command again: what has ended counts.",
                 code="training-failed",
             )
     if any(not cell.has_ended and trial.can_train(cell.arm) for cell in cells):
-        click.echo("stopped; the same command continues from here", err=True)
+        echo("stopped; the same command continues from here", err=True)
         sys.exit(3)
     return [cell for cell in cells if cell.has_ended]
 
@@ -429,7 +430,7 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     if judgement.look is not None and math.isfinite(judgement.effect):
         looks = f"{judgement.look} at these arms, by {', '.join(judgement.metrics)}; "
         looks += f"all of them together err in at most {judgement.all_looks_level:.0%}"
-    click.echo()
+    echo()
     if judgement.pairs:
         head = ["seed", "A", "B", f"{judgement.metric} of A", "of B", "B-A"]
         rows = [
@@ -450,14 +451,14 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     lines += [f"because  {text}" for text in (*judgement.confounders, *judgement.reasons)]
     lines += [f"left out {text}" for text in judgement.left_out]
     for line in lines:
-        click.echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
+        echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
     _print_last(judgement)
 
 
 def _print_last(judgement: Judgement) -> None:
-    click.secho(one_line(judgement.summary_line()), bold=True)
+    echo(one_line(judgement.summary_line()), bold=True)
     if judgement.what_next:
-        click.echo(f"next     {one_line(judgement.what_next)}")
+        echo(f"next     {one_line(judgement.what_next)}")
 
 
 def _two(a: float, b: float) -> str:

@@ -12,6 +12,7 @@ import click
 
 from rung.cli.options import config_option, json_option, runs_option, trust_option
 from rung.recipes import CATALOG
+from rung.text import echo, echo_json
 
 
 @click.command(short_help="Look for mistakes before training.")
@@ -63,7 +64,7 @@ def command(
             click.echo(f"{found.id} has no save; it is checked as it started", err=True)
 
     def report(name: str, done: int, total: int) -> None:
-        click.echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
+        echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
 
     begun = time.monotonic()
     is_watched = sys.stderr.isatty() and not as_json
@@ -71,12 +72,12 @@ def command(
     results = run_checks(context, report if is_watched else None)
     seconds = time.monotonic() - begun
     if is_watched:
-        click.echo("\r\x1b[K", nl=False, err=True)
+        echo("\r\x1b[K", nl=False, err=True)
     if as_json:
-        click.echo(json.dumps({"results": [r.to_dict() for r in results], "seconds": seconds}, indent=1))
+        echo_json(json.dumps({"results": [r.to_dict() for r in results], "seconds": seconds}, indent=1))
     else:
         width = min(120, shutil.get_terminal_size((120, 24)).columns)
-        click.echo(render(results, seconds, width, has_details=not is_quick))
+        echo(render(results, seconds, width, has_details=not is_quick))
     setup.world.leave()
     if any(result.level == "fail" for result in results):
         sys.exit(1)

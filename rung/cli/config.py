@@ -19,6 +19,7 @@ from rung.config import Key, Schema
 from rung.errors import UserError
 from rung.recipes import CATALOG, find_recipe
 from rung.resolve import resolve, schema_of
+from rung.text import echo, echo_json
 from rung.units import Budget
 
 
@@ -48,7 +49,7 @@ def command(
                 "--markdown prints what can be set, not values; leave out KEY=VALUE, -c and --json",
                 code="options-conflict",
             )
-        click.echo("\n".join(reference(list(CATALOG) if recipe is None else [recipe])))
+        echo("\n".join(reference(list(CATALOG) if recipe is None else [recipe])))
         return
     if recipe is None:
         raise UserError("which recipe? (`rung recipes` lists them)", code="missing-recipe")
@@ -60,16 +61,16 @@ def command(
             name: {"value": values[name], "source": config.sources[name], "doc": found.doc}
             for name, found in config.schema.keys.items()
         }
-        click.echo(json.dumps(rows, indent=1))
+        echo_json(json.dumps(rows, indent=1))
         return
     # YAML with the meaning and the source of each value behind it; both owners of a group in one place.
     for group, keys in _grouped(config.schema).items():
         if group:
-            click.echo(f"{group}:")
+            echo(f"{group}:")
         for found in keys:
             shown = _yaml(found, values[found.name])
             line = f"{'  ' if group else ''}{found.name.rpartition('.')[2]}: {shown}"
-            click.echo(f"{line:<44}  # {found.doc}  [{config.sources[found.name]}]")
+            echo(f"{line:<44}  # {found.doc}  [{config.sources[found.name]}]")
 
 
 INTRO = """\

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
+from rung import parse
 from rung.cli.options import GroupWithDefault, json_option
 from rung.data.store import Store, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
 from rung.recipe import Prepares, Reports
 from rung.resolve import resolve
+from rung.text import echo, echo_json
 from rung.units import size
 
 
@@ -84,6 +87,9 @@ def prepare(
         overrides = (*overrides, "codec.fit=true")
     if source == "":  # a variable of a script that is not set
         raise DataError("--from is empty; name a folder or a file, or . for this folder", code="missing-option")
+    if source is not None and os.path.exists(source) and not (os.path.isfile(source) or os.path.isdir(source)):
+        message = f"--from {source} is a pipe or a device, which may keep a reader waiting; name a folder or a file"
+        raise DataError(message, code="not-a-file")
     if device != "auto":  # what auto is, only a recipe that needs one has to find out: torch takes seconds to import
         from rung.engine.precision import choose_device
 
@@ -112,7 +118,7 @@ def prepare(
             path = data.parent / f"{data.name}-report"
             summary = recipe_class.survey(cfg, data, path, report)
             if (path / "report.json").is_file():
-                found = json.loads((path / "report.json").read_text("utf-8"))
+                found = parse.loose_json(parse.read_bytes(path / "report.json"))
         elif not issubclass(recipe_class, Prepares):
             message = f"{recipe_class.__name__} has no data to prepare: its streams make their own"
             raise UserError(message, code="not-supported")
@@ -122,9 +128,9 @@ def prepare(
     finally:
         close()
     if as_json:
-        click.echo(json.dumps({"path": str(path), "summary": summary, **found}))
+        echo_json(json.dumps({"path": str(path), "summary": summary, **found}))
     else:
-        click.echo(f"{summary}\nin {path / 'report.md' if is_report else path}")
+        echo(f"{summary}\nin {path / 'report.md' if is_report else path}")
 
 
 command.default = prepare
@@ -143,16 +149,16 @@ def show(name: str, as_json: bool) -> None:
     """
     store = Store.open(place(name))
     if as_json:
-        click.echo(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
+        echo_json(json.dumps({**store.manifest, "fingerprint": store.fingerprint}, indent=1))
         return
     total = sum(spec["bytes"] for spec in store.manifest["files"].values())
-    click.echo(f"{store.path}  {store.manifest['kind']}  {size(total)}  fingerprint {store.fingerprint}")
+    echo(f"{store.path}  {store.manifest['kind']}  {size(total)}  fingerprint {store.fingerprint}")
     for array, spec in store.manifest["arrays"].items():
-        click.echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
+        echo(f"  {array}: {spec['rows']} x {spec['row_shape'] or 1} {spec['dtype']}")
     for split, number in store.manifest["splits"].items():
-        click.echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
+        echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
     if "summary" in store.info:
-        click.echo(store.info["summary"])
+        echo(store.info["summary"])
 
 
 @command.command()
@@ -171,4 +177,4 @@ def verify(names: tuple[str, ...]) -> None:
             raise DataError(
                 f"{store.path} is damaged: {'; '.join(problems)}; prepare it again with --replace", code="data-damaged"
             )
-        click.echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")
+        echo(f"{store.path} is whole: {len(store.manifest['files'])} files, fingerprint {store.fingerprint}")

@@ -13,7 +13,7 @@ from rung.cli.options import print_json, runs_option
 from rung.report.table import print_table
 from rung.runs.files import to_json
 from rung.runs.query import open_run
-from rung.text import one_line, visible
+from rung.text import echo, one_line, visible
 from rung.units import count
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def command(
         parent = f"  from {shown(run.document['parent'])}" if run.document.get("parent") else ""
         why = f"  why: {shown(str(run.document['why']), 200)}" if run.document.get("why") else ""
         step = "nothing logged" if run.step is None else f"step {run.step}"
-        click.echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
-    click.secho(_folded(shown(strict.words, 2000)), bold=True)
+        echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
+    echo(_folded(shown(strict.words, 2000)), bold=True)
     for note in comparison.notes:
-        click.echo(_folded(shown(note, 400)))
+        echo(_folded(shown(note, 400)))
 
     rows = []
     for one in [one for one in comparison.differences if one.part == "config"]:
@@ -86,7 +86,7 @@ def command(
         sources = dict.fromkeys(shown(s) for s in (one.source_before, one.source_after) if s)
         detail = shown(one.detail, 200)
         rows.append([shown(one.name), before, after, _weight(one, strict), " -> ".join(sources), detail])
-    click.echo("\nconfig" if rows else "\nconfig: the same")
+    echo("\nconfig" if rows else "\nconfig: the same")
     if rows:
         head = ["key", *names, "what it is", "set by", "detail"]
         width = len(head) if any(row[-1] for row in rows) else len(head) - 1
@@ -100,13 +100,13 @@ def command(
         values = ["", ""] if is_tree or one.before == one.after else [shown(one.before), shown(one.after)]
         rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
     if rows:
-        click.echo("\nconditions")
+        echo("\nconditions")
         print_table(["part", "what", *names, "what it is", "detail"], rows)
     if comparison.same:
-        click.echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
+        echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
 
     _print_outcome(happened, names)
-    click.echo("\n" + _folded(f"not looked at: {shown('; '.join(comparison.unknown), 1000)}"))
+    echo("\n" + _folded(f"not looked at: {shown('; '.join(comparison.unknown), 1000)}"))
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -172,37 +172,37 @@ def _print_code(comparison: Comparison, strict: Strictness, how: str) -> None:
     code = comparison.code
     changes = [one for one in comparison.differences if one.part == "code"][: len(code.files)]
     if code.problem:
-        click.echo("\n" + _folded(f"code: unknown, {shown(code.problem, 600)}"))
+        echo("\n" + _folded(f"code: unknown, {shown(code.problem, 600)}"))
     elif not code.files:
-        click.echo("\ncode: the same" + (", as far as it was executed" if code.is_executed else ""))
+        echo("\ncode: the same" + (", as far as it was executed" if code.is_executed else ""))
     else:
-        click.echo(f"\ncode ({len(code.files)} file{'s' if len(code.files) != 1 else ''})")
+        echo(f"\ncode ({len(code.files)} file{'s' if len(code.files) != 1 else ''})")
         listed = changes if how != "short" else changes[:NUM_FILES]
         print_table(["file", "lines", "what it is"], [
             [shown(one.name, 100), shown(one.detail, 200), _weight(one, strict)] for one in listed
         ])  # fmt: skip
         if len(changes) > len(listed):
-            click.echo(f"and {len(changes) - len(listed)} more (--stat lists all)")
+            echo(f"and {len(changes) - len(listed)} more (--stat lists all)")
     for note in code.notes:
-        click.echo(_folded(shown(note, 600)))
+        echo(_folded(shown(note, 600)))
     if not code.patch or how == "none":
         return
     lines = code.patch.removesuffix("\n").split("\n")
     heads = ("+++ ", "--- ")
     changed = [i for i, line in enumerate(lines) if line.startswith(("+", "-")) and not line.startswith(heads)]
     end = len(lines) if how == "all" or len(changed) <= SHORT_PATCH else changed[SHORT_PATCH]
-    click.echo()
+    echo()
     for line in lines[:end]:
         # A carriage return is a difference too; `visible` takes it for a line end.
         text = visible(line.replace("\r", "\u240d").encode("utf-8", "backslashreplace").decode())
-        click.secho(" ".join(text.split("\n")), fg=_COLOURS.get(line[:1]))
+        echo(" ".join(text.split("\n")), fg=_COLOURS.get(line[:1]))
     if end < len(lines):
-        click.echo(f"... {len(changed) - SHORT_PATCH} of {len(changed)} changed lines are not shown: --patch")
+        echo(f"... {len(changed) - SHORT_PATCH} of {len(changed)} changed lines are not shown: --patch")
 
 
 def _print_outcome(happened: Outcome, names: tuple[str, str]) -> None:
     better = "lower" if happened.is_lower_better else "higher"
-    click.echo(f"\nwhat happened: {shown(happened.metric)} ({better} is better)")
+    echo(f"\nwhat happened: {shown(happened.metric)} ({better} is better)")
     sides, rows = (happened.a, happened.b), []
     for what in ("final", "best"):
         points = [getattr(side, what) for side in sides]
@@ -224,7 +224,7 @@ def _print_outcome(happened: Outcome, names: tuple[str, str]) -> None:
     if not is_twice:
         _print_curves(f"at equal targets, {names[1]} between its evals", "targets", happened.at_targets, names)
     for problem in happened.problems:
-        click.echo(_folded(shown(problem, 400)))
+        echo(_folded(shown(problem, 400)))
 
 
 def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str, str]) -> None:
@@ -233,7 +233,7 @@ def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str,
     last = len(points) - 1
     evenly = sorted({round(i * last / (NUM_ROWS - 1)) for i in range(NUM_ROWS)})
     picked = evenly if last >= NUM_ROWS else range(last + 1)
-    click.echo(f"\n{title}" + (f" ({len(picked)} of {len(points)})" if len(picked) < len(points) else ""))
+    echo(f"\n{title}" + (f" ({len(picked)} of {len(points)})" if len(picked) < len(points) else ""))
     rows = [
         [f"{p.at:.0f}", _figure(p.a), _figure(p.b), _figure(p.b - p.a, "+.3g")] for p in (points[i] for i in picked)
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rung.cli.options import json_option, print_json, runs_option
+from rung.text import echo
 
 
 @click.command("doctor", short_help="Say why a run is sick.")
@@ -44,6 +45,6 @@ def command(run: str, severity: str, is_all: bool, check: bool, as_json: bool, r
         print_json(report.to_dict(name))
     else:
         for line in lines(report, name, "info" if is_all else severity):
-            click.echo(line)
+            echo(line)
     if check and report.is_sick:
         sys.exit(1)

@@ -12,6 +12,7 @@ from rung.runs.maintenance.disk import KINDS, bytes_below, sum_once, usage
 from rung.runs.maintenance.selection import RunFolder, folders_of, select
 from rung.runs.maintenance.trash import TRASH
 from rung.runs.query import experiments, list_runs
+from rung.text import echo
 from rung.units import size
 
 
@@ -34,7 +35,8 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
       rung du --json
     """
     folders: dict[Path, RunFolder] = {}
-    for word in args or experiments(root):
+    problems: list[str] = []
+    for word in args or experiments(root, problems):
         chosen = select([word], root) if "/" in word.rstrip("/") else folders_of(root, word.rstrip("/"))
         if not chosen:
             list_runs(root, word, [])  # says so where there is no such experiment
@@ -42,12 +44,14 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
     found = [usage(folder.path, folder.id) for folder in folders.values()]
     found.sort(key=lambda one: -one.total)
     total, trash = sum_once(found), bytes_below(root / TRASH)
+    for problem in problems:
+        echo(problem, err=True)
     if as_json:
         runs = [{"id": one.id, "total": one.total, **one.by_kind} for one in found[:num_top]]
         print_json({"runs": runs, "total": total, "trash": trash})
         return
     if not found:
-        click.echo(f"no runs under {root}")
+        echo(f"no runs under {root}")
     else:
         sums = {kind: sum(one.by_kind[kind] for one in found) for kind in KINDS}
         rows = [(one.id, one.total, one.by_kind) for one in found[:num_top]]
@@ -56,6 +60,6 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
                  for name, num_bytes, by in rows]  # fmt: skip
         print_table(["run", "total", *KINDS], cells, numeric=range(1, len(KINDS) + 2))
         if total != sum(sums.values()):
-            click.echo(f"runs share files by hard links: together they take {size(total)}")
+            echo(f"runs share files by hard links: together they take {size(total)}")
     if trash:
-        click.echo(f"{size(trash)} in the trash (`rung gc` empties it)")
+        echo(f"{size(trash)} in the trash (`rung gc` empties it)")

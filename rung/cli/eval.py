@@ -11,7 +11,7 @@ import click
 
 from rung.cli.options import json_option, runs_option, trust_option
 from rung.report.table import print_table
-from rung.text import one_line
+from rung.text import echo, echo_json, one_line
 
 if TYPE_CHECKING:
     from rung.evaluation import Evaluation
@@ -58,25 +58,25 @@ def command(
     if found.file is None:
         print_results(found, as_json)
     elif as_json:
-        click.echo(json.dumps(found.document(), indent=1))
+        echo_json(json.dumps(found.document(), indent=1))
     else:
-        click.echo(f"{found.run.id if found.run else 'no run'}, {one_line(found.weights)}, split {found.split}")
+        echo(f"{found.run.id if found.run else 'no run'}, {one_line(found.weights)}, split {found.split}")
         for name, values in found.items():
             _print_set(name, values)
-        click.echo(f"in {found.file}")
+        echo(f"in {found.file}")
 
 
 def print_results(found: Evaluation, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(found.sets, indent=1))
+        echo_json(json.dumps(found.sets, indent=1))
         return
     for name, values in found.items():
-        click.echo(f"{name}: loss {values['loss']:.6f} over {values['targets']:.0f} targets")
+        echo(f"{name}: loss {values['loss']:.6f} over {values['targets']:.0f} targets")
         for part, value in values.items():
             if part not in ("loss", "targets", "baselines"):
-                click.echo(f"  {part} {value:.6f}")
+                echo(f"  {part} {value:.6f}")
         for what, value in values["baselines"].items():
-            click.echo(f"  {what} {value:.6f} (a baseline of this set)")
+            echo(f"  {what} {value:.6f} (a baseline of this set)")
 
 
 def _print_set(name: str, values: Mapping[str, Any]) -> None:
@@ -88,23 +88,23 @@ def _print_set(name: str, values: Mapping[str, Any]) -> None:
         rows.append(["mean of groups", _number(mean["loss"]), _number(mean["se"]), "", "", ""])
     print_table(head, rows, numeric=range(1, 6))
     if parts := values.get("parts"):
-        click.echo(f"  {', '.join(f'{name} {value:.4f}' for name, value in parts.items())}")
+        echo(f"  {', '.join(f'{name} {value:.4f}' for name, value in parts.items())}")
     positions = values.get("positions", {}).get("loss", [])
     known = [(place, loss) for place, loss in enumerate(positions, start=1) if loss is not None]
     if known:
         chosen = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, known[-1][0]} & {place for place, _ in known})
         losses = ", ".join(f"{place}: {positions[place - 1]:.3f}" for place in chosen)
-        click.echo(f"  loss of the n-th prediction of a row: {losses}")
+        echo(f"  loss of the n-th prediction of a row: {losses}")
     if control := values.get("control"):
         labels, shuffled = control["labels"], control["shuffled"]
         if control["deals"]:
-            click.echo(
+            echo(
                 f"  groups lie {labels['spread']:.4f} nats apart (largest {labels['largest_z']:.1f} s.e.); with labels "
                 f"at random {shuffled['spread']:.4f} ({shuffled['largest_z']:.1f}), and as clearly as this in "
                 f"{control['as_far']} of {control['deals']} deals"
             )
     for what, value in values["baselines"].items():
-        click.echo(f"  {what} {value:.4f} (a baseline of this set)")
+        echo(f"  {what} {value:.4f} (a baseline of this set)")
 
 
 def _row(values: Mapping[str, Any]) -> list[str]:

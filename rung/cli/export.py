@@ -25,6 +25,7 @@ from rung.cli.options import json_option, runs_option, trust_option
 from rung.errors import CheckpointError, UserError
 from rung.files import sync, write_whole
 from rung.recipe import Exports
+from rung.text import echo, echo_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,16 +98,16 @@ def _export_onnx(exported: Exported, out: Path, description: str, as_json: bool)
     row = {"path": str(out), "bytes": len(data), "inputs": {k: list(v.shape) for k, v in exported.inputs.items()},
            "notes": dict(exported.notes), "largest_difference": worst}  # fmt: skip
     if as_json:
-        click.echo(json.dumps(row, indent=1))
+        echo_json(json.dumps(row, indent=1))
         return
-    click.echo(f"{out}  {len(data) / 1e6:.1f} MB; the first axis of every input is the batch")
+    echo(f"{out}  {len(data) / 1e6:.1f} MB; the first axis of every input is the batch")
     for tensor, value in exported.inputs.items():
         kind = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-        click.echo(f"  in   {tensor} {kind}  {exported.notes.get(tensor, '')}")
+        echo(f"  in   {tensor} {kind}  {exported.notes.get(tensor, '')}")
     for tensor in exported.outputs:
-        click.echo(f"  out  {tensor}  {exported.notes.get(tensor, '')}")
+        echo(f"  out  {tensor}  {exported.notes.get(tensor, '')}")
     unchecked = "not checked: onnxruntime is not installed"
-    click.echo(unchecked if worst is None else f"onnxruntime differs by at most {worst:g}")
+    echo(unchecked if worst is None else f"onnxruntime differs by at most {worst:g}")
 
 
 def to_onnx(exported: Exported, description: str) -> bytes:
@@ -203,13 +204,13 @@ def _export_hf(recipe: Exports, model: nn.Module, out: Path, replace: bool, as_j
                     out.parent.rmdir()
     sizes = {name: (out / name).stat().st_size for name in names}
     if as_json:
-        click.echo(json.dumps({"path": str(out), "files": sizes, "largest_difference": worst}, indent=1))
+        echo_json(json.dumps({"path": str(out), "files": sizes, "largest_difference": worst}, indent=1))
         return
-    click.echo(f"{out}  {sum(sizes.values()) / 1e6:.1f} MB")
+    echo(f"{out}  {sum(sizes.values()) / 1e6:.1f} MB")
     for name, num_bytes in sizes.items():
-        click.echo(f"  {name}  {num_bytes} bytes")
+        echo(f"  {name}  {num_bytes} bytes")
     unchecked = "not checked: transformers is not installed (pip install 'rung[llm]')"
-    click.echo(unchecked if worst is None else f"transformers opens it; its logits differ by at most {worst:.2g}")
+    echo(unchecked if worst is None else f"transformers opens it; its logits differ by at most {worst:.2g}")
 
 
 def largest_difference(model: nn.Module, folder: Path) -> float | None:

@@ -9,6 +9,7 @@ import click
 
 from rung.cli.options import print_json, runs_option
 from rung.report.table import print_table, printable
+from rung.text import echo
 from rung.units import size
 
 _WORDS = {
@@ -62,11 +63,11 @@ def command(days: float, aside: bool, copies: bool, yes: bool, dry_run: bool, ro
         rows.append(["freed" if is_real else "would be freed", "", size(sum(by_kind.values())), ""])
         print_table(["what", "number", "size", "which"], rows, numeric=(1, 2))
     else:
-        click.echo("nothing to clear")
+        echo("nothing to clear")
     for text in plan.kept:
-        click.echo(f"kept: {printable(text)}", err=True)
+        echo(f"kept: {printable(text)}", err=True)
     if (plan.items or plan.refs) and not yes and not dry_run:
-        click.echo("nothing was deleted; to delete this, add --yes")
+        echo("nothing was deleted; to delete this, add --yes")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from rung.errors import RunError
 from rung.progress import reporter
 from rung.report.table import one_line, print_table
 from rung.runs.record import check_name
+from rung.text import echo
 from rung.trackers.history import History
 from rung.trackers.import_run import ImportResult, earlier, experiment_for, import_run
 
@@ -146,6 +147,6 @@ def _import_all(
                  str(one["evals"]), one_line(one["remark"])] for one in found]  # fmt: skip
         print_table(["source", "run", "status", "rows", "metrics", "evals", "remark"], rows, numeric=(3, 4, 5))
         num_new = sum(result.run_id is not None for result in done)
-        click.echo("nothing was written (--dry-run)" if is_dry else f"{num_new} of {len(done)} runs imported")
+        echo("nothing was written (--dry-run)" if is_dry else f"{num_new} of {len(done)} runs imported")
     for problem in problems:
-        click.echo(one_line(problem), err=True)
+        echo(one_line(problem), err=True)

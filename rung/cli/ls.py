@@ -20,6 +20,7 @@ from rung.errors import RunError, UserError
 from rung.report.table import age, loss_text, one_line, print_table, value_text
 from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
 from rung.runs.query import ALL_STATUSES, Run
+from rung.text import echo
 from rung.units import size
 
 _USUAL = ("status", "step", "loss", "age", "story")
@@ -84,9 +85,9 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
         from rung.compare.lineage import tree_lines
 
         for line in tree_lines(runs):
-            click.echo(line)
+            echo(line)
     elif not runs and not as_json:
-        click.echo(f"no {'such ' if statuses or asked['where'] else ''}runs under {root}")
+        echo(f"no {'such ' if statuses or asked['where'] else ''}runs under {root}")
     else:
         columns = _columns(runs, asked)
         if asked["group"]:
@@ -101,7 +102,7 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
         else:
             _print_runs(runs, columns or list(_USUAL))
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
 
 
 def _columns(runs: Sequence[Run], asked: Mapping[str, Any]) -> list[str]:
@@ -221,7 +222,7 @@ def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
         }  # fmt: skip
         print_json({"url": bucket.url, **plain})
     elif not runs and not data:
-        click.echo(f"no runs and no data sets at {bucket.url}")
+        echo(f"no runs and no data sets at {bucket.url}")
     if runs and not as_json:
         rows = []
         for run in runs:
@@ -235,4 +236,4 @@ def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
                  one_line(one.document.get("summary") or "")] for one in data]  # fmt: skip
         print_table(["data", "size", "pushed", "what"], rows, [1])
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)

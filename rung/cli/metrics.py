@@ -25,6 +25,7 @@ from rung.runs.columns import summaries
 from rung.runs.files import name_of, refused, to_json
 from rung.runs.metrics import number_of, read_values
 from rung.runs.query import nearest, open_run
+from rung.text import echo, echo_json, visible
 
 _CHUNK_ROWS = 1 << 16
 
@@ -88,17 +89,17 @@ def command(
 
     if parquet is not None:
         num_rows = _write_parquet(parquet, columns, kinds, rows)
-        click.echo(f"{num_rows} rows, {len(columns)} columns in {parquet}", err=True)
+        echo(f"{num_rows} rows, {len(columns)} columns in {parquet}", err=True)
     elif as_json:
         separator = "[\n"
         for row in rows:
             there = {name: value for name, value in zip(columns, row) if value is not None}
-            click.echo(separator + to_json(there).decode(), nl=False)
+            echo_json(separator + to_json(there).decode(), nl=False)
             separator = ",\n"
-        click.echo("[]" if separator == "[\n" else "\n]")
+        echo("[]" if separator == "[\n" else "\n]")
     else:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(map(_cell, columns))
         writer.writerows([_cell(value) for value in row] for row in rows)
         sys.stdout.flush()
 
@@ -108,7 +109,7 @@ def _cell(value: Any) -> Any:
         return ""
     if type(value) is float:
         return repr(value) if math.isfinite(value) else name_of(value).replace("Infinity", "inf")
-    return value
+    return visible(value) if isinstance(value, str) else value
 
 
 def _write_parquet(path: Path, names: Sequence[str], kinds: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> int:

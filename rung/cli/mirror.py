@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rung.cli.options import runs_option
+from rung.text import echo
 
 
 @click.command("mirror", short_help="Show a run in wandb or TensorBoard.")
@@ -29,5 +30,5 @@ def command(run: str, tracker: str, root: Path) -> None:
     from rung.trackers.mirror import replay
 
     sink, num_rows = replay(tracker, open_run(run, root))
-    click.echo(f"{num_rows} rows of {run} for {sink.name}")
-    click.echo(f"  {sink.summary_line()}")
+    echo(f"{num_rows} rows of {run} for {sink.name}")
+    echo(f"  {sink.summary_line()}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rung.cli.options import print_json, runs_option
+from rung.text import echo
 
 
 @click.command("mv", short_help="Rename an experiment, or move runs.")
@@ -36,4 +37,4 @@ def command(source: str, target: str, force: bool, root: Path, as_json: bool) ->
         print_json(moved)
         return
     for old, new in moved.items():
-        click.echo(f"{old} is now {new}")
+        echo(f"{old} is now {new}")

@@ -14,7 +14,7 @@ from rung.errors import RunError, UserError
 from rung.runs.files import refused
 from rung.runs.query import Run, open_run
 from rung.runs.record import append_event
-from rung.text import one_line
+from rung.text import echo, one_line
 
 MOST_CHARS = 100_000  # a note is one line of events.ndjson, written at once
 
@@ -62,16 +62,16 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
         if not notes:
             raise RunError(f"{found.id} has no note to take back.", code="no-note")
         write_event(found, "note_undone", of_unix_s=notes[-1].get("unix_s"), text=notes[-1]["text"])
-        click.echo(f"taken back from {name}: {_shown(notes[-1])}")
+        echo(f"taken back from {name}: {_shown(notes[-1])}")
     elif text is not None:
         write_event(found, "note", unix_s=time.time(), text=user_text(text, "a note"))
-        click.echo(f"noted beside {name}", err=as_json)
+        echo(f"noted beside {name}", err=as_json)
     if as_json:
         notes = [{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes_of(found)]
         print_json(notes)
     elif text is None and not is_undo:
         for line in [_shown(note) for note in notes_of(found)] or [f"{name} has no notes yet"]:
-            click.echo(line)
+            echo(line)
 
 
 def user_text(text: str, what: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rung.runs.files import to_json
+from rung.text import echo_json
 
 
 class GroupWithDefault(click.Group):
@@ -56,4 +57,4 @@ remote_option = click.option(
 
 
 def print_json(value: Any) -> None:
-    click.echo(to_json(value).decode())
+    echo_json(to_json(value))

@@ -8,6 +8,7 @@ import click
 
 from rung.cli.options import print_json, runs_option
 from rung.errors import UserError
+from rung.text import echo
 
 
 @click.command("pin", short_help="Keep a checkpoint for good.")
@@ -45,7 +46,7 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
         is_new = set_pin(folder, at, step is not None, found.id)
         if not as_json:
             state = "pinned" if step is not None else "not pinned"
-            click.echo(f"{found.id}: the checkpoint at {at} {'is now' if is_new else 'was already'} {state}")
+            echo(f"{found.id}: the checkpoint at {at} {'is now' if is_new else 'was already'} {state}")
             return
     if as_json:
         print_json([save._asdict() for save in saves(folder)])
@@ -57,7 +58,7 @@ def command(run: str, step: str | None, off: str | None, root: Path, as_json: bo
     if rows:
         print_table(["step", "size", "marks"], rows, numeric=(0, 1))
     else:
-        click.echo(f"{found.id} has no whole checkpoint")
+        echo(f"{found.id} has no whole checkpoint")
     for aside in sorted(folder.glob("aside-*")):
         num_bytes = size(bytes_below(aside))
-        click.echo(f"{aside.name}: set aside by a resume, {num_bytes} (`rung gc --checkpoints` deletes it)")
+        echo(f"{aside.name}: set aside by a resume, {num_bytes} (`rung gc --checkpoints` deletes it)")

@@ -16,6 +16,7 @@ import click
 from rung.cli.options import runs_option, trust_option
 from rung.errors import UserError
 from rung.recipe import Plays
+from rung.text import echo
 
 if TYPE_CHECKING:
     from rung.recipe import Player
@@ -84,7 +85,7 @@ def command(
 
         player = model.submit(make_player).result()
         app = play_app(player, title, {host, socket.gethostname(), socket.getfqdn()}, mode, model=model)
-        click.echo(f"{title}: {address_of(listening)}   (Ctrl-C ends it)")
+        echo(f"{title}: {address_of(listening)}   (Ctrl-C ends it)")
         # On a server without a screen a browser would take over the terminal.
         screens = ("DISPLAY", "WAYLAND_DISPLAY")
         if not no_open and (sys.platform != "linux" or any(os.environ.get(name) for name in screens)):
@@ -92,4 +93,4 @@ def command(
         try:
             server(app).run(sockets=[listening])
         except KeyboardInterrupt:  # uvicorn has closed everything, and says again what made it
-            click.echo()
+            echo()

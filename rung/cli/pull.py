@@ -14,6 +14,7 @@ from rung.progress import reporter
 from rung.remote.bucket import Bucket
 from rung.remote.manifest import names_of, split_item
 from rung.remote.pull import PullOptions, PullResult, pull_data, pull_run, runs_by_uid
+from rung.text import echo
 from rung.units import size
 
 
@@ -66,7 +67,7 @@ def command(
         if not as_json:
             what = {"new": "downloaded", "updated": "updated", "unchanged": "was up to date"}[one.what]
             received = f", {size(one.received_bytes)} of {size(one.bytes)} received" if one.what != "unchanged" else ""
-            click.echo(f"{one.name}  {what}: {one.num_files} files{received}  {one.path}")
+            echo(f"{one.name}  {what}: {one.num_files} files{received}  {one.path}")
 
     try:
         for name in sets:

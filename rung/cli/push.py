@@ -18,7 +18,7 @@ from rung.remote.manifest import names_of
 from rung.remote.push import PushOptions, PushResult, delete, push, push_run
 from rung.remote.snapshot import snapshot_data
 from rung.runs.maintenance.selection import folders_of, select
-from rung.text import one_line
+from rung.text import echo, one_line
 from rung.units import size
 
 CHECKPOINTS = ("kept", "best", "last", "all", "none")
@@ -82,13 +82,13 @@ def command(
         if not as_json:
             sent = f"{one.num_sent} sent ({size(one.sent_bytes)})" if one.num_sent else "all there already"
             removed = f", {one.num_removed} of an earlier state removed" if one.num_removed else ""
-            click.echo(f"{one.name}  {one.num_files} files, {size(one.bytes)}: {sent}{removed}  {one.url}")
+            echo(f"{one.name}  {one.num_files} files, {size(one.bytes)}: {sent}{removed}  {one.url}")
             if one.left_out:
                 more = f" and {len(one.left_out) - 3} more" if len(one.left_out) > 3 else ""
                 names = ", ".join(map(one_line, one.left_out[:3]))
-                click.echo(f"note: not sent, because no run has it: {names}{more}; put it into files/", err=True)
+                echo(f"note: not sent, because no run has it: {names}{more}; put it into files/", err=True)
             if one.left:
-                click.echo(f"note: {one.left}", err=True)
+                echo(f"note: {one.left}", err=True)
 
     try:
         for name in data:
@@ -133,6 +133,6 @@ def _delete(bucket: Bucket, names: Sequence[str], data: Sequence[str], yes: bool
         num_files = delete(bucket, kind, name)
         gone.append({"kind": kind, "name": name, "num_files": num_files})
         if not as_json:
-            click.echo(f"{name} is gone from {bucket.url} ({num_files} files)")
+            echo(f"{name} is gone from {bucket.url} ({num_files} files)")
     if as_json:
         print_json(gone)

@@ -8,6 +8,7 @@ import click
 
 from rung.cli.options import json_option
 from rung.recipes import CATALOG, find_recipe, presets
+from rung.text import echo, echo_json
 
 
 @click.command(short_help="List the recipes.")
@@ -24,7 +25,7 @@ def command(as_json: bool) -> None:
     """
     rows = {name: {"about": about, "presets": list(presets(find_recipe(name)))} for name, (_, about) in CATALOG.items()}
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        echo_json(json.dumps(rows, indent=1))
         return
     for name, row in rows.items():
-        click.echo(f"{name:<8} {row['about']}  presets: {', '.join(row['presets'])}")
+        echo(f"{name:<8} {row['about']}  presets: {', '.join(row['presets'])}")

@@ -8,6 +8,7 @@ import click
 
 from rung.cli.options import json_option, print_json, runs_option, trust_option
 from rung.errors import RunError
+from rung.text import echo
 
 
 @click.command(short_help="Take a step of a run again, to see why it failed.")
@@ -50,7 +51,7 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
             f"{found.id} is still {found.status_text}; a replay would compete for its device: stop it first",
             code="wrong-state",
         )
-    report = lambda text: click.echo(f"{found.id}: {text}", err=True)  # noqa: E731
+    report = lambda text: echo(f"{found.id}: {text}", err=True)  # noqa: E731
     if found.document.get("recipe") == "own loop":
         from rung.script.replay import replay_run
 
@@ -73,4 +74,4 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
     if as_json:
         print_json(plain)
     else:
-        click.echo("\n".join([f"{found.id}  {lines[0]}", *lines[1:]]))
+        echo("\n".join([f"{found.id}  {lines[0]}", *lines[1:]]))

@@ -10,6 +10,7 @@ import click
 
 from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
+from rung.text import echo, write
 
 
 @click.command("report", short_help="Write the page of a run, or of an experiment.")
@@ -64,7 +65,7 @@ def command(
         report, home = run_page(run, folder, has_files=is_html), run.path
     text = to_html(report.page) if is_html else markdown(report.page)
     if is_stdout:
-        sys.stdout.write(text)
+        write(sys.stdout, text)
         return
 
     # The page last, so that it never points to a file that is not there yet.
@@ -84,4 +85,4 @@ def command(
     if as_json:
         print_json([str(path) for path in paths])
     else:
-        click.echo(paths[0])
+        echo(paths[0])

@@ -16,6 +16,7 @@ from rung.runs.maintenance.disk import bytes_below
 from rung.runs.maintenance.selection import folder_at, refuse_running, select, state_of
 from rung.runs.maintenance.trash import reasons_to_keep, remove, restore, trashed
 from rung.runs.query import list_runs
+from rung.text import echo
 from rung.units import duration, size
 
 
@@ -58,7 +59,7 @@ def command(
             cells = [[one.id, f"{duration(max(0.0, time.time() - one.unix_s))} ago", size(b)] for one, b in rows]
             print_table(["run", "removed", "size"], cells, numeric=(2,))
         else:
-            click.echo("the trash is empty")
+            echo("the trash is empty")
         return
     if undo:
         if failed:
@@ -67,7 +68,7 @@ def command(
         if as_json:
             print_json([one.id for one in back])
         for one in back if not as_json else ():
-            click.echo(f"{one.id} {'would come back' if dry_run else 'is back'}")
+            echo(f"{one.id} {'would come back' if dry_run else 'is back'}")
         return
     if not runs and failed is None:
         raise UserError("which runs? Name them, as in `rung rm piano/7`, or see `rung rm --help`", code="missing-run")
@@ -83,7 +84,7 @@ def command(
         folders += [folder_at(run.path) for run in bad if not run.best and not run.evals()]
     folders = list(dict.fromkeys(folders))
     if not folders:
-        click.echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
+        echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
         return
     # All of them may go, or none does.
     targets = [state_of(folder) for folder in folders]
@@ -96,7 +97,7 @@ def command(
         more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove it anyway, add --force.", code="in-use")
     for reason in reasons:
-        click.echo(f"note: {reason}", err=True)
+        echo(f"note: {reason}", err=True)
     gone = [folder.id for folder in folders]
     if not dry_run:
         remove(folders, force)
@@ -104,9 +105,9 @@ def command(
         print_json(gone)
         return
     for name in gone:
-        click.echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
+        echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
     for home in dict.fromkeys(folder.root for folder in folders) if not dry_run else ():
         names = [folder.id for folder in folders if folder.root == home]
         usual = Path(os.environ.get("RUNG_RUNS", "runs"))
         where = "" if home.resolve() == usual.resolve() else f" --runs {shlex.quote(str(home))}"
-        click.echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)
+        echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)

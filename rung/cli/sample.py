@@ -10,6 +10,7 @@ import click
 
 from rung.cli.options import json_option, runs_option, trust_option
 from rung.errors import UserError
+from rung.text import echo, echo_json
 
 KEYS = {  # option -> the key that it sets
     "prompt": "sampling.prompt",
@@ -103,7 +104,7 @@ def command(
     paths = made.write(out or Path("samples") / loaded.run.id / f"{loaded.step}-seed-{seed}{mark}")
     if as_json:
         rows = [{"path": str(path), "caption": one.caption} for path, one in zip(paths, made, strict=True)]
-        click.echo(json.dumps(rows, indent=1))
+        echo_json(json.dumps(rows, indent=1))
         return
     for path, one in zip(paths, made, strict=True):
-        click.echo(f"{printable(str(path))}  {printable(one.caption)}")
+        echo(f"{printable(str(path))}  {printable(one.caption)}")

@@ -23,6 +23,7 @@ from rung.runs.fields import verdict_word
 from rung.runs.files import read_json
 from rung.runs.paths import inside
 from rung.runs.query import Run, open_run, ref
+from rung.text import echo
 from rung.units import size
 
 _NUM_LAST = 10  # notes, evals and events
@@ -69,20 +70,20 @@ def command(run: str, root: Path, as_json: bool) -> None:
     _print_header(found)
 
     if notes := found.notes():
-        click.echo(f"\nnotes ({_how_many(notes)})")
+        echo(f"\nnotes ({_how_many(notes)})")
     for note in notes[-_NUM_LAST:]:
         try:
             when = datetime.fromtimestamp(float(note["unix_s"]), UTC).strftime("%Y-%m-%d %H:%M")
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
             when = "?"
         for i, line in enumerate(str(note.get("text") or "").splitlines() or [""]):
-            click.echo(f"  {when if i == 0 else '':<16}  {printable(line)}".rstrip())
+            echo(f"  {when if i == 0 else '':<16}  {printable(line)}".rstrip())
 
     # Of the config only what somebody chose: a page of defaults hides the three keys that matter.
     sources, values = found.sources(), dict(_leaves(found.config()))
     rows = [[key, number(values.get(key)), source] for key, source in sources.items() if source != "default"]
     if rows:
-        click.echo(f"\nconfig ({len(rows)} of {len(sources)} keys are not defaults)")
+        echo(f"\nconfig ({len(rows)} of {len(sources)} keys are not defaults)")
         print_table(["key", "value", "set by"], rows)
 
     if evals := found.evals():
@@ -90,43 +91,43 @@ def command(run: str, root: Path, as_json: bool) -> None:
         names = [name for event in shown for name in event if name not in ("step", "set") and is_number(event[name])]
         columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
         rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
-        click.echo(f"\nevals ({_how_many(evals)})")
+        echo(f"\nevals ({_how_many(evals)})")
         print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)))
         for name in dict.fromkeys(str(event.get("set")) for event in evals) if sys.stdout.isatty() else ():
             losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
-            click.echo(f"{one_line(name)} loss  {sparkline(losses)}")
+            echo(f"{one_line(name)} loss  {sparkline(losses)}")
 
     # The newest closer look at each split and each model.
     newest = {event.get("file"): event for event in found.events("examined")}
     if newest:
-        click.echo(f"\nlooked closer ({len(newest)})")
+        echo(f"\nlooked closer ({len(newest)})")
     for file, event in newest.items():
         try:
             sets = read_json(inside(found.path, str(file)))["sets"]
             texts = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
         except (OSError, ValueError, KeyError, TypeError, RunError):
             texts = ["cannot be read"]
-        click.echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
+        echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
 
     _print_metrics(found)
 
     samples, checkpoints = found.samples(), found.checkpoints()
     captions = {str(event.get("path")): event.get("caption") for event in found.events("sample")}
     if samples:
-        click.echo(f"\nsamples ({len(samples)})")
+        echo(f"\nsamples ({len(samples)})")
     for path in samples[-_NUM_SAMPLES:]:
         name = path.relative_to(found.path).as_posix()
         first = (str(captions.get(name) or "").splitlines() or [""])[0]
-        click.echo(f"  {printable(name)}  {one_line(first)}".rstrip())
+        echo(f"  {printable(name)}  {one_line(first)}".rstrip())
     if checkpoints:
         pinned = {str(step) for step in found.pinned()}
         names = [f"{name} (pinned)" if name.lstrip("0") in pinned or name in pinned else name for name in checkpoints]
-        click.echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(names)}")
-    click.echo(f"\non disk {size(found.disk_bytes())} in {found.path}")
+        echo(f"\ncheckpoints ({len(checkpoints)}): {' '.join(names)}")
+    echo(f"\non disk {size(found.disk_bytes())} in {found.path}")
 
     events = [event for event in found.events() if event.get("kind") not in ("eval", "sample", "note")]
     if events:
-        click.echo(f"\nevents ({_how_many(events)})")
+        echo(f"\nevents ({_how_many(events)})")
         rows = []
         for event in events[-_NUM_LAST:]:
             fields = {name: value for name, value in event.items() if name not in ("kind", "step", "unix_s", "segment")}
@@ -139,15 +140,15 @@ def command(run: str, root: Path, as_json: bool) -> None:
     if is_ours and found.status not in ("running", "finished"):
         name = ref(found.path, found.id)
         if checkpoints:
-            click.echo(f"\nto continue: rung resume {name} (from step {checkpoints[-1]})")
+            echo(f"\nto continue: rung resume {name} (from step {checkpoints[-1]})")
         else:
-            click.echo(f"\nnothing was saved; to start again: rung train --from {name}")
+            echo(f"\nnothing was saved; to start again: rung train --from {name}")
 
 
 def _print_header(run: Run) -> None:
     doc = run.document
     recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
-    click.echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
+    echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
     versions = "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version)
     best, ab, verdict = run.best or {}, doc.get("ab"), doc.get("verdict")
     best_at = f"loss {number(best.get('loss'))} on {best.get('set')} at {best.get('step')}" if best else ""
@@ -173,11 +174,11 @@ def _print_header(run: Run) -> None:
     }
     for name, text in lines.items():
         if text:
-            click.echo(f"  {name:<9}{one_line(text)}")
+            echo(f"  {name:<9}{one_line(text)}")
     derived = {name: value for name, value in (doc.get("derived") or {}).items() if not isinstance(value, dict | list)}
     if derived:
         text = ", ".join(f"{name} {number(value)}" for name, value in derived.items())
-        click.echo(textwrap.fill(printable(text), 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
+        echo(textwrap.fill(printable(text), 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
 
 
 def _changed(run: Run) -> str:
@@ -236,7 +237,7 @@ def _print_metrics(run: Run) -> None:
     found = {name: one for name, one in run.summary(_progress()).items() if not name.startswith("eval/")}
     if not found:
         return
-    click.echo(f"\nmetrics ({len(found)})")
+    echo(f"\nmetrics ({len(found)})")
     has_bad = any(one.num_non_finite for one in found.values())
     rows = []
     # What one looks for comes first, what was asked of the model now and then comes last.
@@ -263,7 +264,7 @@ def _progress() -> Progress | None:
 
     def report(done: int, total: int) -> None:
         if total > 50e6:
-            click.echo(f"\rreading {size(total)} of rows {100 * done // total} %\033[K", nl=done >= total, err=True)
+            echo(f"\rreading {size(total)} of rows {100 * done // total} %\033[K", nl=done >= total, err=True)
 
     return report
 

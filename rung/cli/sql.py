@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rung.cli.show import is_number, number
 from rung.errors import RunError
 from rung.report.table import print_table
 from rung.runs.query import list_runs
+from rung.text import echo, write
 
 _EXAMPLES = (
     "select id, best_loss from runs where status = 'finished' order by best_loss limit 5",
@@ -50,7 +52,7 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
     problems: list[str] = []
     runs = list_runs(root, None, problems)
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
     from rung.runs.sql import ask, tables_of
 
     if query is None:
@@ -61,10 +63,10 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
         for name, columns in tables.items():
             names = list(columns)
             more = f" ... {len(names)} columns in all" if len(names) > _NUM_METRICS and name == "metrics" else ""
-            click.echo(f"{name:<10} {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}")
-        click.echo("\nexamples")
+            echo(f"{name:<10} {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}")
+        echo("\nexamples")
         for example in _EXAMPLES:
-            click.echo(f'  rung sql "{example}"' if '"' not in example else f"  rung sql '{example}'")
+            echo(f'  rung sql "{example}"' if '"' not in example else f"  rung sql '{example}'")
         return
     answer = ask(query, runs)
     if as_json:
@@ -74,7 +76,7 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(answer.names)
         writer.writerows([["" if v is None else v for v in row] for row in answer.rows])
-        click.echo(out.getvalue(), nl=False)
+        write(sys.stdout, out.getvalue())
     elif answer.names:
         numeric = [i for i, column in enumerate(zip(*answer.rows)) if any(is_number(value) for value in column)]
         print_table([_shown(name) for name in answer.names], [[_shown(v) for v in row] for row in answer.rows], numeric)

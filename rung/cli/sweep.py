@@ -26,7 +26,7 @@ from rung.sweep.plan import find_sweep, keep, load, read_plan, refuse_another, s
 from rung.sweep.point import STOPPED, log_of, run_point
 from rung.sweep.search import Search, drive, read_settings
 from rung.sweep.space import Point, Sweep, point_of, split_files
-from rung.text import one_line, printable, visible
+from rung.text import echo, one_line, printable, visible
 
 MOST_REASONS = 20  # why points cannot be trained
 
@@ -109,18 +109,18 @@ def run_file(
         there = {one.key for one in sweep.points}
         gone = sum(not one.get("retired") and one["key"] not in there for one in before["points"])
         if gone:  # also where a config file was edited, or another file has the same name
-            click.echo(f"{gone} points that were planned before are now left out; their runs stay", err=True)
+            echo(f"{gone} points that were planned before are now left out; their runs stay", err=True)
     if emit is not None:
         text = {"kubernetes": kubernetes, "skypilot": skypilot}[emit](sweep, sweep.points)
         state.allow_again(keep(sweep))  # the plan that the jobs of the file follow
         if out is None:
-            click.echo(text, nl=False)
+            echo(text, nl=False)
             return
         try:
             write_whole(out, text.encode())
         except OSError as error:
             raise refused(str(out), error) from error
-        click.echo(out)
+        echo(out)
         return
     launcher = launch.launcher_of(sweep, on)
     if dry_run:
@@ -142,7 +142,7 @@ def run_file(
                 search, at_once = Search(sweep), len(launcher.slots) if isinstance(launcher, LocalLauncher) else 1
                 is_whole = drive(search, launcher, display.report, at_once)
                 if (best := search.best()) is not None:
-                    click.echo(f"best: {one_line(best[0].label)}  {best[1]:.4f}", err=True)
+                    echo(f"best: {one_line(best[0].label)}  {best[1]:.4f}", err=True)
             elif points:
                 launcher.run(sweep, points, display.report)
     except KeyboardInterrupt as interrupt:
@@ -151,7 +151,7 @@ def run_file(
     ended = state.states(sweep)
     print_end(sweep, ended, as_json)
     if farewell:
-        click.echo(farewell, err=True)
+        echo(farewell, err=True)
         sys.exit(130)
     counts = Counter(one.word for one in ended.values())
     # To a search, a point that diverged is an answer.
@@ -229,7 +229,7 @@ def ls(as_json: bool, root: Path) -> None:
         try:
             sweep = load(folder)
         except RunError as error:  # of one, which is no reason to hide the others
-            click.echo(visible(str(error)), err=True)
+            echo(visible(str(error)), err=True)
             continue
         counts = Counter(one.word for one in state.states(sweep).values())
         about = {"name": sweep.name, "recipe": sweep.recipe, "experiment": sweep.experiment}
@@ -239,7 +239,7 @@ def ls(as_json: bool, root: Path) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo(f"no sweeps under {root}")
+        echo(f"no sweeps under {root}")
     else:
         print_table(["sweep", "recipe", "experiment", "points", "states"], cells, [3])
 
@@ -275,7 +275,7 @@ def stop(name: str, root: Path) -> None:
     held = state.held_claims(sweep)
     num_here = sum(state.signal_here(claim) for claim in held)
     elsewhere = f", {len(held) - num_here} elsewhere will follow within seconds" if len(held) > num_here else ""
-    click.echo(f"{name}: told {num_here} points here to save and stop{elsewhere}; `rung sweep FILE` continues it")
+    echo(f"{name}: told {num_here} points here to save and stop{elsewhere}; `rung sweep FILE` continues it")
 
 
 @command.command()
@@ -304,7 +304,7 @@ def log(name: str, key: str, as_json: bool, root: Path) -> None:
         return
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            click.echo(printable(line.rstrip("\n")))
+            echo(printable(line.rstrip("\n")))
 
 
 @command.command()
@@ -337,7 +337,7 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
     if as_json:
         print_json({"path": str(page)})
     else:
-        click.echo(page)
+        echo(page)
 
 
 @command.command(hidden=True)
@@ -346,5 +346,5 @@ def report(what: str, x: str | None, metric: str | None, out: Path | None, as_js
 def point(folder: Path, key: str) -> None:
     """Do all there is to do for one point. Launchers start this; KEY may be its place in the list."""
     ended = run_point(folder, key)
-    click.echo(f"{ended.outcome}{': ' + ended.text if ended.text else ''}")
+    echo(f"{ended.outcome}{': ' + ended.text if ended.text else ''}")
     sys.exit(ended.code)

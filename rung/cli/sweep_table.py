@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from rung.cli.options import print_json
 from rung.errors import UserError
 from rung.report.table import loss_text, one_line, print_table, value_text
@@ -23,6 +21,7 @@ from rung.runs.query import Run
 from rung.sweep.plan import load
 from rung.sweep.space import Point, Sweep
 from rung.sweep.state import State, states
+from rung.text import echo, write
 from rung.units import duration
 
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow", "lost": "magenta"}
@@ -34,7 +33,7 @@ def print_first(sweep: Sweep, found: dict[str, State], is_quiet: bool) -> None:
     words = Counter(_plan_word(one) for one in found.values())
     counts = ", ".join(f"{num} {word}" for word, num in words.items()) or "to be found by a search"
     points = f"{len(sweep.points)} points: {counts}"
-    click.echo(one_line(f"{sweep.name}: {points}; {sweep.recipe}, runs of {sweep.experiment}"), err=is_quiet)
+    echo(one_line(f"{sweep.name}: {points}; {sweep.recipe}, runs of {sweep.experiment}"), err=is_quiet)
 
 
 def print_plan(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
@@ -83,15 +82,15 @@ def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
             sd = "" if group["sd"] is None else f" ± {group['sd']:.2g}"
             spread = "-" if group["mean"] is None else f"{group['mean']:.4f}{sd}"
             rows.append([*(value_text(group["varies"].get(name)) for name in names), str(group["n"]), spread])
-        click.echo()
+        echo()
         print_table([*names, "seeds", "best loss over seeds"], rows)
     words = Counter(one.word for one in found.values())
-    click.echo(f"\n{sweep.name}: " + (", ".join(f"{num} {word}" for word, num in words.items()) or "no points yet"))
+    echo(f"\n{sweep.name}: " + (", ".join(f"{num} {word}" for word, num in words.items()) or "no points yet"))
     for one in sweep.points:
         if found[one.key].word == "failed":
-            click.echo(f"{one_line(one.label)} failed: {found[one.key].text}")
+            echo(f"{one_line(one.label)} failed: {found[one.key].text}")
     if words["finished"]:
-        click.echo(f"compare them with `rung sweep report {sweep.name}`")
+        echo(f"compare them with `rung sweep report {sweep.name}`")
 
 
 def over_seeds(sweep: Sweep, found: dict[str, State]) -> list[dict[str, Any]]:
@@ -150,7 +149,8 @@ class Display:
             name = self._names.get(key, key)
             num_done = sum(one in ("finished", "failed") for one, _ in self._words.values())
             about = f" ({one_line(where)})" if where else ""
-            print(f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}", file=self._out, flush=True)
+            write(self._out, f"{num_done}/{self._num_points}  {one_line(name)}  {word}{about}\n")
+            self._out.flush()
 
     def _table(self) -> Any:
         """Called about once a second, from a thread of rich, which an error would end."""

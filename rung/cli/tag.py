@@ -8,6 +8,7 @@ import click
 
 from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import UserError
+from rung.text import echo
 
 
 class _TagCommand(click.Command):
@@ -60,7 +61,7 @@ def command(ctx: click.Context, args: tuple[str, ...], root: Path, as_json: bool
             if not as_json:
                 without = [tag for tag in off if tag not in before]
                 note = f" (had no {', '.join(map(printable, without))})" if without else ""
-                click.echo(f"{folder.id}  {' '.join(map(printable, result[folder.id])) or 'no tags'}{note}")
+                echo(f"{folder.id}  {' '.join(map(printable, result[folder.id])) or 'no tags'}{note}")
         if as_json:
             print_json(result)
         return
@@ -73,6 +74,6 @@ def command(ctx: click.Context, args: tuple[str, ...], root: Path, as_json: bool
     elif counts:
         print_table(["tag", "runs"], [[printable(tag), str(number)] for tag, number in counts.items()], numeric=(1,))
     else:
-        click.echo(f"no run under {root} has a tag")
+        echo(f"no run under {root} has a tag")
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)

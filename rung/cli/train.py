@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import click
 
+from rung import parse
 from rung.cli.options import config_option, mirror_option, remote_option, runs_option, trust_option
 from rung.errors import UserError
 from rung.runs.query import Run, open_run
@@ -70,7 +70,7 @@ def command(
         name, _, key = point.rpartition(":")
         file = root / ".sweeps" / name / "sweep.json"
         try:
-            points = {one["key"]: one for one in json.loads(file.read_text("utf-8"))["points"]}
+            points = {one["key"]: one for one in parse.loose_json(parse.read_bytes(file))["points"]}
             sweep = {"name": name, "point": key, "varies": points[key]["varies"]}
         except (OSError, ValueError, KeyError, TypeError):
             message = f"{file} has no point {key} of a sweep {name}; start it with `rung sweep`"

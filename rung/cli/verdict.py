@@ -16,6 +16,7 @@ from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
 from rung.runs.query import open_run
 from rung.runs.record import amend
+from rung.text import echo
 
 WORDS = ("supported", "refuted", "inconclusive")
 
@@ -51,9 +52,9 @@ def command(run: str, word: str | None, text: str | None, is_clear: bool, root: 
         amend(found.path, verdict=verdict)
         write_event(found, "verdict", **(verdict or {**given, "text": ""}))
         if not as_json:
-            click.echo(f"{_shown(found.id)}: {_shown(verdict) or 'no verdict any more'}")
+            echo(f"{_shown(found.id)}: {_shown(verdict) or 'no verdict any more'}")
             if old:
-                click.echo(f"before: {old}")
+                echo(f"before: {old}")
         found = open_run(found.path, root)
     if as_json:
         history = [{name: event.get(name) for name in ("word", "text", "unix_s")} for event in found.events("verdict")]
@@ -61,9 +62,9 @@ def command(run: str, word: str | None, text: str | None, is_clear: bool, root: 
     elif word is None and not is_clear:
         from rung.compare.page import date
 
-        click.echo(f"{_shown(found.id)}: {_shown(found.document.get('verdict')) or 'no verdict yet'}")
+        echo(f"{_shown(found.id)}: {_shown(found.document.get('verdict')) or 'no verdict yet'}")
         for event in found.events("verdict"):
-            click.echo(f"  {date(event.get('unix_s')) or 'undated'}  {_shown(event) or 'taken back'}")
+            echo(f"  {date(event.get('unix_s')) or 'undated'}  {_shown(event) or 'taken back'}")
 
 
 def _shown(verdict: Any) -> str:

@@ -24,7 +24,7 @@ from rung.errors import RunError
 from rung.report.blocks import Span, code, joined
 from rung.runs.files import name_of, named, plain, to_json
 from rung.runs.query import Run, is_same_run, open_run
-from rung.text import one_line
+from rung.text import error_text, one_line
 
 _NUM_SHOWN = 3  # changes in a line of the tree
 _MOST_CHARS = 60  # of a value in a line
@@ -78,7 +78,7 @@ def without_root(run: Run, message: object) -> str:
 
 
 def unreadable(run: Run, error: Exception) -> str:
-    reason = str(error) if isinstance(error, RunError) else f"an unexpected value ({type(error).__name__}: {error})"
+    reason = str(error) if isinstance(error, RunError) else f"an unexpected value ({error_text(error)})"
     return f"Not all of the record can be read: {without_root(run, reason)}"
 
 

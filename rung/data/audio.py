@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rung import units
+from rung import parse, units
 from rung.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read_recording(source: Path, sample_rate: int) -> Recording:
     soundfile, _ = _libraries()
     name = _shown(source)
     try:
-        with source.open("rb") as file:
+        with parse.open_file(source) as file:
             kind = _kind(file.read(16))
             check = {"wav": _check_wav, "ogg": _check_ogg, "mp3": _check_mp3}.get(kind or "")  # FLAC checks itself
             if check is not None:
@@ -207,7 +207,7 @@ def _kind(head: bytes) -> str | None:
 def _opened(source: Path, soundfile: Any) -> Any:
     """An open soundfile.SoundFile whose header makes sense. Raises OSError and DataError."""
     name = _shown(source)
-    with source.open("rb") as file:
+    with parse.open_file(source) as file:
         head = file.read(1 << 16)
     if not head:
         raise _empty(name)

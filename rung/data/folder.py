@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import unicodedata
@@ -18,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rung import units
+from rung import parse, units
 from rung.data.audio import SUFFIXES
 
 MOST_CAPTION_BYTES = 64 << 10  # of a .txt; more is a book, not a caption
@@ -32,13 +31,13 @@ Row = dict[Any, Any]  # what metadata says about a file, as it was written
 
 def parse_rows(name: str, text: str) -> list[Any]:
     """The entries of a .csv with a header, of a .jsonl, or of a .json: a list, or a mapping from files. Raises
-    ValueError, csv.Error and RecursionError."""
+    ValueError and csv.Error."""
     rows: Any
     if name.endswith(".csv"):
         return list(csv.DictReader(io.StringIO(text, newline="")))
     if name.endswith(".jsonl"):
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    rows = json.loads(text)
+        return [parse.loose_json(line) for line in text.split("\n") if line.strip()]
+    rows = parse.loose_json(text, parse.NO_LIMIT)
     if isinstance(rows, dict):  # file -> text, or file -> what is known of it
         rows = [{**(known if isinstance(known, dict) else {"text": known}), "file": file}
                 for file, known in rows.items()]  # fmt: skip
@@ -147,7 +146,7 @@ class Folder:
                 limit = units.size(most_bytes)
                 self.quarantine(path, f"has {units.size(size)}, more than {limit}; nothing is read from it")
                 return None
-            return path.read_bytes().decode("utf-8-sig")
+            return parse.read_bytes(path, most_bytes).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             self.quarantine(path, f"is not UTF-8 (byte {error.start}); save it as UTF-8, nothing is read from it")
         except OSError as error:
@@ -162,7 +161,7 @@ class Folder:
                 continue
             try:
                 rows = self.parse(path.name, text)
-            except (ValueError, csv.Error, RecursionError) as error:
+            except (ValueError, csv.Error) as error:
                 self.quarantine(path, f"cannot be understood ({error}); nothing is read from it")
                 continue
             is_used = False

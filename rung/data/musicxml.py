@@ -19,6 +19,7 @@ import numpy as np
 
 from rung.data.notes import join, make, seconds_at
 from rung.errors import DataError
+from rung.text import error_text
 
 QUARTER_S = 0.5  # where no tempo is given
 VELOCITY = 66  # the midpoint of a velocity bin of the piano tokenizer, so that nothing is lost on the way
@@ -57,7 +58,7 @@ def read_score(data: bytes) -> Score:
             raise _damaged(f"the score is <{root.tag}>, only <score-partwise> is read")
         return Score(_played([_bars(part) for part in root.iter("part")]), _key(root))
     except DAMAGE as error:
-        raise _damaged(f"not a readable MusicXML score ({type(error).__name__}: {error})") from error
+        raise _damaged(f"not a readable MusicXML score ({error_text(error)})") from error
 
 
 def _damaged(reason: str) -> DataError:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rung import parse
 from rung.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ class Tokenizer(ABC):
         """The tokenizer of a Hugging Face folder, or of a tokenizer.json; also of a run that rung has exported."""
         folder = folder.parent if folder.name == "tokenizer.json" else folder
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads((folder / EXPORTED).read_text("utf-8"))["tokenizer"]
+            about = parse.loose_json(parse.read_bytes(folder / EXPORTED))["tokenizer"]
             if about["kind"] in ("bytes", "characters"):
-                return of_files(about["kind"], {name: (folder / name).read_bytes() for name in about["files"]})
+                return of_files(about["kind"], {name: parse.read_bytes(folder / name) for name in about["files"]})
         if not (folder / "tokenizer.json").is_file():
             remedy = f"save one with `tokenizer.save_pretrained`, or set dataset.tokenizer to {', '.join(KINDS)}"
             raise DataError(f"{folder} has no tokenizer.json; {remedy}", code="no-file")
         names = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).is_file()]
-        return of_files("hf", {name: (folder / name).read_bytes() for name in names})
+        return of_files("hf", {name: parse.read_bytes(folder / name) for name in names})
 
 
 def of_files(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
@@ -91,7 +92,7 @@ def of_files(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
     if kind == "bytes":
         return Bytes()
     if kind == "characters":
-        return Characters(json.loads(files["characters.json"]))
+        return Characters(_json(files, "characters.json", str))
     return Subwords(kind, files)
 
 
@@ -199,11 +200,13 @@ class Subwords(Tokenizer):
         self._inner.encode_special_tokens = True
         self.vocab_size = max(self._inner.get_vocab().values(), default=-1) + 1
         self.end = None
-        named = json.loads(files.get("tokenizer_config.json", b"{}")).get("eos_token")
+        about = _json(files, "tokenizer_config.json", dict) if "tokenizer_config.json" in files else {}
+        named = about.get("eos_token")
         named = named.get("content") if isinstance(named, dict) else named
         for token in (named, *KNOWN_ENDS):
-            if self.end is None and token:
-                self.end = self._inner.token_to_id(token)
+            if self.end is None and token and isinstance(token, str):
+                with contextlib.suppress(UnicodeEncodeError):  # half a character is no token
+                    self.end = self._inner.token_to_id(token)
         self.start = [id_ for id_ in self._inner.encode("", add_special_tokens=True).ids if id_ != self.end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -213,6 +216,16 @@ class Subwords(Tokenizer):
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         known = [int(i) for i in ids if i < self.vocab_size]
         return str(self._inner.decode(known, skip_special_tokens=True))
+
+
+def _json(files: Mapping[str, bytes], name: str, kind: type) -> Any:
+    try:
+        value = parse.loose_json(files[name])
+        if type(value) is not kind:
+            raise ValueError(f"it holds {type(value).__name__}, not {kind.__name__}")
+    except (ValueError, KeyError) as error:
+        raise DataError(f"the {name} cannot be read ({error}); save it again", code="tokenizer-damaged") from error
+    return value
 
 
 def _codes(text: str) -> np.ndarray:

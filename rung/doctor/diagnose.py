@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import NotLooked, Rule, catalogue
+from rung.text import error_text
 
 EVERY, IN_A_ROW, LEAST = 20, 3, 50
 MOST_LOOKS = 120  # at a long run: the last ones, and groups of three spread over the rest
@@ -88,7 +89,7 @@ def ask(
         except Exception as error:
             if raises:
                 raise
-            answers.append(Answer(rule, error=f"{type(error).__name__}: {error}"))
+            answers.append(Answer(rule, error=error_text(error)))
     if history.is_script:
         for finding in (finding for answer in answers for finding in answer.findings):
             finding.changes = {}  # keys of a recipe: `rung train` cannot start a script

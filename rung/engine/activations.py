@@ -21,6 +21,7 @@ from rung.engine.op_tracer import ActivationCall, AttentionCall, LossCall, Modul
 from rung.engine.precision import Precision
 from rung.engine.prefetch import Micro
 from rung.engine.step import seed_torch
+from rung.text import error_text
 
 QUERIES, PLACES = 64, 512  # that are judged in one attention, and in one cross entropy
 CHUNK = 2**20  # numbers that are worked on at once: 4 MB
@@ -68,7 +69,7 @@ class ActivationStats:
                 self._needs_graph = True
                 return self._look(micro)
         except Exception as error:  # a look may fail in any way, and training must not notice
-            self.reason = f"looking at the model failed at step {step}: {type(error).__name__}: {error}"
+            self.reason = f"looking at the model failed at step {step}: {error_text(error)}"
             return ActivationSummary()
 
     def _look(self, micro: Micro) -> ActivationSummary:

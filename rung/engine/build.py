@@ -41,6 +41,7 @@ from rung.engine.step import Stepper, seed_torch
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
 from rung.random import Draw, key_of
 from rung.recipe import Identity, Notes, Objective, ParameterGroup, Pretrained, Recipe, Sample, Stream
+from rung.text import error_text
 
 
 @dataclass
@@ -442,7 +443,7 @@ def _count_flops(setup: Setup, objectives: list[Objective]) -> None:
     except RecipeError:
         raise
     except Exception as error:  # some models cannot go through it: then there is no count, and no mfu
-        setup.chosen.append(f"arithmetic not counted: {type(error).__name__}: {error}")
+        setup.chosen.append(f"arithmetic not counted: {error_text(error)}")
     finally:
         model.train(training)
 

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rung import parse
 from rung.engine.fingerprints import fingerprint, unchanged
 from rung.engine.state import Progress, State
 from rung.errors import CheckpointError
@@ -33,6 +34,7 @@ from rung.runs import marks
 from rung.runs.files import locked
 from rung.runs.paths import inside
 
+_MANIFEST = {"step": int, "files": {"*": {"bytes": int, "sha256": str}}}
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
 
@@ -224,8 +226,8 @@ def load(path: Path) -> Saved:
             problem += "; there is no other whole save" if whole is None else f"; {remedy}"
         code = "checkpoint-damaged" if file.is_file() else "no-checkpoint"
         raise CheckpointError(problem, code=code)
-    step = json.loads(file.read_text("utf-8"))["step"]
-    state = json.loads((path / "state.json").read_text("utf-8"))
+    step = parse.loose_json(parse.read_bytes(file))["step"]
+    state = parse.loose_json(parse.read_bytes(path / "state.json"))
     return Saved(path, step, load_file(path / "model.safetensors"), state)
 
 
@@ -235,12 +237,14 @@ def problem_of(path: Path) -> str | None:
     if not file.is_file():
         return f"no checkpoint at {path} (it has no manifest.json)"
     try:
-        manifest: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        manifest: dict[str, Any] = parse.loose_json(parse.read_bytes(file))
         for name in FILES:
             manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
+        if problem := parse.mismatch(manifest, _MANIFEST, "it"):
+            raise ValueError(problem)
         if not isinstance(manifest["step"], int):  # files are named after it
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
+            raise ValueError("no step")
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{path} is damaged: manifest.json cannot be read"
     for name, spec in manifest["files"].items():
         file = inside(path, name)

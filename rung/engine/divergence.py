@@ -23,6 +23,7 @@ from rung.engine.prefetch import Micro
 from rung.engine.signals import LAG
 from rung.errors import UserError
 from rung.runs.record import Record
+from rung.text import error_text
 
 
 class StepInputs(NamedTuple):
@@ -111,7 +112,7 @@ class DivergenceHandler:
         with contextlib.suppress(Exception):  # whatever goes wrong here, `error` is what the user must see
             if stepper.guard.latch.item():
                 return  # an earlier step was bad already, and the state is that before it
-            place = self._capture(step, f"{type(error).__name__}: {error}", {"error": str(error)}, is_alone=True)
+            place = self._capture(step, error_text(error), {"error": str(error)}, is_alone=True)
             if place:
                 error.add_note(f"the step is kept in {place}; `rung replay` names the operation and the row")
 
@@ -147,7 +148,7 @@ class DivergenceHandler:
             try:
                 diagnosis = first_diagnosis(held.micros, facts)
             except Exception as error:  # batches come in shapes that nobody here has seen
-                diagnosis = f"none ({type(error).__name__}: {error})"
+                diagnosis = f"none ({error_text(error)})"
             names = ("micro", "values", "tensors", "error", "is_broken", "written")
             event: dict[str, Any] = {name: facts[name] for name in names if facts.get(name)}
             event |= {"diagnosis": diagnosis, "capture": place or None, "why": reason}

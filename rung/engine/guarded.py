@@ -24,6 +24,7 @@ from rung.errors import RecipeError
 from rung.random import Draw
 from rung.recipe import Batch, Loss
 from rung.robust import Spikes
+from rung.text import error_text
 
 SPIKE = 8.0  # spreads above what was expected: see robust.surprise; a batch of one repeated token has 72 to 154
 FIRST_STEPS = 20  # whose norms per tensor are all measured
@@ -285,7 +286,7 @@ class GuardedStep:
                 self.layers.end({one.of.objective.name: one.norms for one in ready})
             except Exception as error:  # an optimizer with a state of its own kind: training is worth more than a table
                 self.layers_every, self.layers.measured = 0, {}
-                self.no_layers = f"{type(error).__name__}: {error}"
+                self.no_layers = error_text(error)
         return signals | {"diverged": self.guard.latch.clone()} | _merge(ready, self._is_shared)
 
     def _update(self, ready: Sequence[ClippedGrads], lr: float | None) -> dict[str, Tensor]:

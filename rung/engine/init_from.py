@@ -6,10 +6,10 @@ loads them. A path wins over a run of the same name, as everywhere. Imports no t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from rung import parse
 from rung.config import REFERENCE, Schema
 from rung.errors import CheckpointError, RunError
 from rung.files import sha256
@@ -68,7 +68,7 @@ def find_checkpoint(reference: str, runs_root: Path) -> Path:
 def fingerprint(source: Path) -> dict[str, Any]:
     """What a run remembers of the weights it begins with, so that others in their place are seen."""
     if (manifest := source / "manifest.json").is_file():
-        return {"step": json.loads(manifest.read_text("utf-8"))["step"], "manifest": sha256(manifest)}
+        return {"step": parse.loose_json(parse.read_bytes(manifest))["step"], "manifest": sha256(manifest)}
     files = [source] if source.is_file() else sorted([*source.glob("config.json"), *source.glob("*.safetensors")])
     return {"files": {file.name: sha256(file) for file in files}}
 
@@ -100,7 +100,7 @@ def config_from_pretrained(
 def config_of(path: Path) -> dict[str, Any]:
     """The config that a save or a capture was made with."""
     try:
-        return dict(json.loads(inside(path, "state.json").read_text("utf-8"))["config"])
+        return dict(parse.loose_json(parse.read_bytes(inside(path, "state.json")))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged: state.json has no readable config ({error})", code="checkpoint-damaged"

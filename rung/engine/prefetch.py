@@ -31,6 +31,7 @@ from rung.engine.contract import bad_arrays, gather
 from rung.errors import DataError, RecipeError, UserError
 from rung.random import Draw
 from rung.recipe import Arrays, Batch, Stream
+from rung.text import error_text
 
 TASK_S = 0.001  # work that is worth handing to a thread
 TASK_STEPS = 16
@@ -232,7 +233,7 @@ class Processes:
             pickled = pickle.dumps(stream)
         except Exception as error:
             raise RecipeError(
-                f"{self._name} has gathers_in = 'process', but cannot be pickled ({type(error).__name__}: {error}); "
+                f"{self._name} has gathers_in = 'process', but cannot be pickled ({error_text(error)}); "
                 "open files and locks in __setstate__ or at the first gather, or set gathers_in = 'thread'",
                 code="bad-stream",
             ) from error

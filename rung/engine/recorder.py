@@ -26,6 +26,7 @@ from rung.engine.purity import Changes, named, pure
 from rung.engine.signals import Layered
 from rung.random import Draw
 from rung.runs.record import Record
+from rung.text import error_text
 
 COMPARE_STEPS = 500  # between looks at whether all ranks still have the same weights
 MOST_ROWS = 50_000_000  # of an epoch, of which one byte each is kept
@@ -204,7 +205,7 @@ class Recorder:
                 found = probe(self._setup)
             except Exception as error:
                 self._probes = False
-                self.event("no_probes", step=step, why=f"{type(error).__name__}: {error}")
+                self.event("no_probes", step=step, why=error_text(error))
                 return
         if found:
             self._record.log(step, found)

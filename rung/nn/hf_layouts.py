@@ -6,12 +6,12 @@ alike. Imports no torch, so that a config.json can be read where nothing is comp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rung import parse
 from rung.errors import CheckpointError, ConfigError
 from rung.nn.shape import Shape
 
@@ -110,13 +110,13 @@ def read_layout(folder: Path) -> tuple[Layout, Shape]:
         return layout, layout.shape(config)
     except KeyError as error:
         raise damaged(f"{folder / CONFIG} has no {error}, which a {layout.model_type} needs") from None
-    except (ConfigError, TypeError) as error:
+    except (ConfigError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"{folder / CONFIG} describes an impossible model: {error}", code="bad-value") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = parse.loose_json(parse.read_bytes(path))
     except FileNotFoundError:
         problem = f"{path} is missing"
         raise CheckpointError(f"{problem}; give a folder with {CONFIG} and {WEIGHTS}", code="no-checkpoint") from None

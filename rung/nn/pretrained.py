@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rung import parse
 from rung.errors import CheckpointError
 from rung.nn.hf_layouts import CONFIG, ZERO_BIASES, read_json, read_layout
 from rung.nn.shape import Shape
@@ -60,7 +61,7 @@ def config_from_pretrained(source: Path) -> dict[str, Any]:
 def tokenizer_of(source: Path) -> str | None:
     """The hash of the tokenizer whose ids these weights know; None where no file says."""
     try:
-        about = json.loads((source / VOCABULARY).read_text("utf-8"))["tokenizer"]["hash"]
+        about = parse.loose_json(parse.read_bytes(source / VOCABULARY))["tokenizer"]["hash"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return about if isinstance(about, str) else None

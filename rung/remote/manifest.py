@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from rung import parse
 from rung.errors import RunError, UserError
 from rung.remote.bucket import Bucket, RemoteError, Version, in_parallel
 from rung.runs.files import floats_again, to_json
@@ -106,7 +107,7 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
     if found is None:
         return None
     try:
-        content = msgspec.json.decode(found[0])  # not from_json, to which a file called Infinity is a number
+        content = parse.json(found[0])  # not from_json, to which a file called Infinity is a number
         if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
             raise ValueError("it is not a manifest of rung")
         if content["schema"] > SCHEMA:

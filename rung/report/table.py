@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-import click
-
+from rung.text import echo
 from rung.text import one_line as one_line
 from rung.text import printable as printable
 from rung.units import duration
@@ -55,7 +54,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Seq
         widths = [max(map(len, column)) for column in zip(head, *rows)]
         for row in [head, *rows]:
             cells = [f"{text:{'>' if i in numeric else '<'}{widths[i]}}" for i, text in enumerate(row)]
-            click.echo("  ".join(cells).rstrip())
+            echo("  ".join(cells).rstrip())
         return
 
     from rich.console import Console

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from rung import parse
 from rung.files import sync
 from rung.runs.files import from_json, locked, to_json
 from rung.runs.metrics import ROW, is_step, number_of, read_values, segments, spans
@@ -201,7 +202,7 @@ def read_lists(folder: Path, names: Sequence[str]) -> dict[str, list[Any]] | Non
 
 def _read(folder: Path, index: Index, name: str, kind: str, count: int) -> array[Any]:
     numbers = array(kind)
-    with open(folder / "columns" / f"{index.mark}.{name}", "rb") as file:
+    with parse.open_file(folder / "columns" / f"{index.mark}.{name}") as file:
         numbers.fromfile(file, count)
     return numbers
 
@@ -323,9 +324,9 @@ class _Builder:
     def read(self, path: Path, start: int, stop: int, end: int | None) -> Iterator[int]:
         """Takes the rows between two bytes whose step is below `end`; yields where it stands after each chunk."""
         decode, self.end_byte, self.has_rows = ROW.decode, start, False
-        with open(path, "rb") as file:
+        with parse.open_file(path) as file:
             file.seek(start)
-            for line in file:
+            for line in parse.lines(file):
                 if self.end_byte + len(line) > stop or line[-1] != 10:
                     break  # torn, or written since we looked
                 self.end_byte += len(line)
@@ -334,7 +335,7 @@ class _Builder:
                     step = row["step"]
                     if not is_step(step):
                         raise ValueError
-                except (ValueError, KeyError):
+                except (KeyError, *parse.BROKEN):
                     self.broken += 1
                     continue
                 self.has_rows = True
@@ -393,8 +394,8 @@ def _stat(folder: Path) -> list[Part]:
 
 
 def _first_line(path: Path) -> int:
-    with open(path, "rb") as file:
-        return zlib.crc32(file.readline())
+    with parse.open_file(path) as file:
+        return zlib.crc32(next(parse.lines(file), b""))
 
 
 def _is_fresh(index: Index, parts: Sequence[Part]) -> bool:
@@ -416,7 +417,7 @@ def _load(out: Path) -> Index | None:
     try:
         if out.is_symlink() or not _is_plain(out / "index.json"):
             return None
-        data = (out / "index.json").read_bytes()
+        data = parse.read_bytes(out / "index.json")
         # Turning names of NaN back walks over every value, which takes most of the time of a listing by a metric.
         has_names = b'NaN"' in data or b'Infinity"' in data
         index = msgspec.convert(from_json(data), Index) if has_names else _DECODER.decode(data)
@@ -428,7 +429,7 @@ def _load(out: Path) -> Index | None:
         is_whole = index.mark is None or all(
             _is_plain(file) and file.stat().st_size >= num_bytes for file, num_bytes in files.items()
         )
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+    except (OSError, *parse.BROKEN):
         return None
     return index if is_whole else None
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
+from rung import parse
 from rung.errors import RunError
 from rung.files import write_whole
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder()
 _REMEDY = {
     errno.ENOSPC: ("disk-full", "free some space"),
     errno.EDQUOT: ("disk-full", "free some space or ask for a larger quota"),
@@ -88,8 +88,8 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes | str) -> Any:
-    """Raises msgspec.DecodeError (a ValueError) on anything that is not whole JSON."""
-    value = _decoder.decode(data)
+    """Raises ParseError (a ValueError) on anything that is not whole JSON within the limits of rung/parse.py."""
+    value = parse.json(data)
     text = data.encode() if isinstance(data, str) else data
     # Most documents have none, and walking through them takes longer than reading them.
     return floats_again(value) if b'NaN"' in text or b'Infinity"' in text else value
@@ -120,7 +120,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return from_json(path.read_bytes())
+    return from_json(parse.read_bytes(path))
 
 
 @contextlib.contextmanager
@@ -182,8 +182,8 @@ class LineFile:
 def read_lines(path: Path) -> Iterator[bytes]:
     """The whole lines of a file, without a last one that has no newline; none where there is no file."""
     try:
-        with open(path, "rb") as file:
-            for line in file:
+        with parse.open_file(path) as file:
+            for line in parse.lines(file):
                 if line.endswith(b"\n"):
                     yield line
     except FileNotFoundError:

@@ -6,10 +6,12 @@ both lock the folder, or a save could be pinned while it is being removed. Needs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from rung import parse
 from rung.errors import CheckpointError, RunError
 from rung.files import write_whole
 from rung.runs.files import locked, writing
@@ -31,12 +33,13 @@ class Save(NamedTuple):
 
 def saved_steps(folder: Path) -> list[int]:
     """Steps that have a whole save, oldest first."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
-    for path in folder.iterdir():
+    names = [name for name in os.listdir(folder) if name.isdecimal()]
+    for path in (folder / name for name in os.listdir(folder)):
         if path.is_symlink():
             refuse_link(folder.parent, path)
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and (p / "manifest.json").is_file())
+    return sorted(int(name) for name in names if os.path.isfile(folder / name / "manifest.json"))
 
 
 def save_folder(folder: Path, step: int) -> Path:
@@ -47,8 +50,8 @@ def read_mark(folder: Path, name: str) -> list[int]:
     file = folder / name
     check_file(folder.parent, file)
     try:
-        return [int(line) for line in file.read_text().split()] if file.is_file() else []
-    except ValueError:
+        return [int(line) for line in parse.read_bytes(file).split()] if os.path.isfile(file) else []
+    except (ValueError, OSError):
         message = f"{file} is damaged: it must hold step numbers; fix or delete it"
         raise CheckpointError(message, code="checkpoint-damaged") from None
 

@@ -25,11 +25,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rung import parse
 from rung.runs.files import NON_FINITE, LineFile, from_json, name_of, read_lines, to_json
 from rung.runs.paths import check_file
 
 Number = float | int
-_SEGMENT = re.compile(r"^(\d+)\.ndjson$")
+_SEGMENT = re.compile(r"^([0-9]{1,9})\.ndjson$")
 _ODD = re.compile(r'[\x00-\x1f"\\]')
 _TAIL_BYTES = 1 << 16  # rows of 30 values take about 1 kB
 
@@ -146,10 +147,11 @@ def read_values(folder: Path, names: Sequence[str], faults: Faults | None = None
         for line in read_lines(path):
             try:
                 values = msgspec.structs.astuple(decoder.decode(line))
-            except ValueError:  # msgspec's errors are ValueErrors, and so is text that is not UTF-8
-                if faults is not None:
-                    faults.broken += 1
-                continue
+            except parse.BROKEN:  # of a value that is no number, or of the whole line
+                found: dict[str, Any] | None = next(_rows([line], faults), None)
+                if found is None:
+                    continue
+                values = tuple(found.get(name) for name in wanted)
             if end is None or values[0] < end:
                 yield tuple(map(_float, values))
 
@@ -172,7 +174,7 @@ def last_row(folder: Path) -> dict[str, Any] | None:
 
 def last_row_of(path: Path, end: int, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
     """The last row of a segment before byte `end`; looks at the last `tail_bytes` only."""
-    with open(path, "rb") as file:
+    with parse.open_file(path) as file:
         file.seek(max(0, end - tail_bytes))
         data = file.read(min(end, tail_bytes))
     return next(_rows(reversed(data[: data.rfind(b"\n") + 1].splitlines())), None)
@@ -198,8 +200,13 @@ def number_of(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) is float or type(value) is int
+
+
 def _float(value: Any) -> Any:
-    return NON_FINITE.get(value, value) if type(value) is str else value
+    """A value as its readers take it: what is no number is absent, as in the copies by column."""
+    return value if type(value) is float or type(value) is int else number_of(value)
 
 
 def _rows(lines: Iterable[bytes], faults: Faults | None = None) -> Iterator[dict[str, Any]]:
@@ -209,11 +216,12 @@ def _rows(lines: Iterable[bytes], faults: Faults | None = None) -> Iterator[dict
             row = ROW.decode(line)
             if not is_step(row.get("step")):
                 raise ValueError
-        except ValueError:  # msgspec's errors are ValueErrors, and so is text that is not UTF-8
+        except parse.BROKEN:
             if faults is not None:
                 faults.broken += 1
         else:
-            yield {key: _float(value) for key, value in row.items()}
+            found = {key: _float(value) for key, value in row.items()}
+            yield {key: value for key, value in found.items() if value is not None}
 
 
 def spans(folder: Path) -> list[tuple[Path, int | None]]:
@@ -267,14 +275,23 @@ def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
                 row = from_json(line)
                 kind = row.pop("kind")
                 if "step" not in row:
-                    names[kind] = row["names"]
+                    if parse.mismatch(row["names"], [str], "names") is None:
+                        names[str(kind)] = row["names"] or []
                     continue
-                step = int(row["step"])
+                step = row.pop("step")
+                if not is_step(step) or kind not in names:
+                    continue
+                num_names, columns = len(names[kind]), {name: row[name] for name in row if name != "names"}
+                if any(
+                    not isinstance(column, list) or len(column) != num_names or not all(map(_is_number, column))
+                    for column in columns.values()
+                ):
+                    continue
                 kept = found.setdefault(kind, {})
                 if kind not in has_begun:  # the first of a segment: what lies beyond was undone
                     has_begun.add(kind)
                     found[kind] = kept = {at: old for at, old in kept.items() if at < step}
-                kept[step] = {"names": names[kind], **row}
+                kept[step] = {"names": names[kind], "step": step, **columns}
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a broken line
     return {kind: [rows[step] for step in sorted(rows)] for kind, rows in found.items()}

@@ -19,23 +19,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rung import parse
 from rung.errors import CheckpointError, RunError
 from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries
-from rung.runs.files import from_json, read_json, read_lines, reason, to_json
+from rung.runs.files import from_json, plain, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.paths import inside, stays
 from rung.runs.process import Liveness
-from rung.runs.record import STATUSES, former_ids, liveness_of, read_document, read_leniently
+from rung.runs.record import STATUSES, check_shape, former_ids, liveness_of, read_document, read_leniently
 from rung.runs.renamed import current_config, current_sources
 
 if TYPE_CHECKING:
     from rung.runs.series import Series
 
 ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
-# Fields of run.json that readers go into. Whoever edited one by hand may have left anything there.
-_SHAPES: dict[str, type] = {
-    "id": str, "derived": dict, "best": dict, "ab": dict, "code": dict, "process": dict, "versions": dict,
-    "totals": dict, "imported": dict, "tags": list, "segments": list, "command": list, "last_step": int,
+_NUMBER = (int, float)
+# What readers of events rely on, wherever a key is there; an event of another shape is a broken line.
+_EVENT = {
+    "kind": str, "step": int, "unix_s": _NUMBER, "segment": int, "results": (dict, list), "since": int, "rule": str,
+    "severity": str, "evidence": [str], "ruled_out": [str], "hides": [str], "changes": dict, "capture": str,
+    "rank": int, "micro": int, "tensors": [str], "values": dict, "overrides": [str], "edits": dict, "path": str,
+    "file": str, "signal": str, "score": _NUMBER, "value": _NUMBER,
 }  # fmt: skip
 _REF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:/([0-9]+|last|best))?/?")
 
@@ -46,11 +50,7 @@ class Run:
     stop_signal: int = 0  # what stopped it, where this process trained it
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
-        for name, shape in _SHAPES.items():
-            value = document.get(name)
-            if not isinstance(value, shape) and (value is not None or name == "id"):
-                what = f"{name} is {type(value).__name__}, not {shape.__name__}"
-                raise RunError(f"{path / 'run.json'} is damaged: {what}; fix or remove it.", code="run-damaged")
+        check_shape(path, document)
         self.path = path
         self.document = document
         self.id: str = document["id"]
@@ -122,17 +122,11 @@ class Run:
                 if found["of"] == mark and isinstance(found["config"], dict):
                     self._config = current_config(found["config"], recipe)
                     return self._config
-            data = file.read_bytes()
+            tree = plain(parse.yaml(parse.read_bytes(file)))
         except OSError as error:
             raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
-        import yaml  # type: ignore[import-untyped]
-
-        try:
-            tree = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            to_json(tree)  # raises where an alias leads into itself: walking such a tree never ends
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            message = f"{file} cannot be read: {' '.join(str(error).split())}."
-            raise RunError(message, code="run-damaged") from error
+        except ValueError as error:
+            raise RunError(f"{file} cannot be read: {error}.", code="run-damaged") from error
         tree = tree if isinstance(tree, dict) else {}
         if keep and from_json(data := to_json({"of": mark, "config": tree})) == {"of": mark, "config": tree}:
             with contextlib.suppress(OSError):
@@ -144,7 +138,8 @@ class Run:
 
     def sources(self) -> dict[str, str]:
         """Dotted key -> who set it."""
-        return current_sources(self._json("config.sources.json"), self.document.get("recipe"))
+        sources = {key: str(source) for key, source in self._json("config.sources.json").items()}
+        return current_sources(sources, self.document.get("recipe"))
 
     def data(self) -> dict[str, Any]:
         return self._json("data.json")
@@ -172,8 +167,8 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """env.json of the last attempt."""
-        parts = self.document.get("segments") or [{}]
-        return self._json(str(parts[-1].get("env") or "env.json"))
+        last = parse.mapping((self.document.get("segments") or [{}])[-1])
+        return self._json(str(last.get("env") or "") or "env.json")
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
         """Everything that happened, in order, including what a resume repeated; skips broken lines."""
@@ -184,7 +179,9 @@ class Run:
                     event = from_json(line)
                 except ValueError:
                     continue
-                if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
+                if not isinstance(event, dict) or (kind is not None and event.get("kind") != kind):
+                    continue
+                if parse.mismatch(event, _EVENT, "event") is None:
                     yield event
         except OSError as error:
             raise RunError(f"{file} cannot be read: {reason(error)}.", code="cannot-read") from error
@@ -195,7 +192,8 @@ class Run:
         An eval event holds `results`, set -> name -> value.
         """
         parts = [part for part in self.document.get("segments") or [] if isinstance(part, dict)]
-        starts = [(part.get("number", 0), part.get("first_step")) for part in parts]
+        starts = [(part.get("number"), part.get("first_step")) for part in parts]
+        starts = [(number, first) for number, first in starts if isinstance(number, int) and isinstance(first, int)]
         found: dict[tuple[int, str], dict[str, Any]] = {}
         taken: dict[tuple[int, str], int] = {}  # in which segment
         for event in self.events("eval"):
@@ -203,10 +201,11 @@ class Run:
             if not isinstance(step, int):
                 continue
             # An eval at t is about state t, from which a resume at t starts: that one still counts.
-            if any(number > segment and first is not None and step > first for number, first in starts):
+            if any(number > segment and step > first for number, first in starts):
                 continue
             for name, values in results.items() if isinstance(results, dict) else ():
                 if isinstance(values, dict):
+                    values = {k: v for k, v in values.items() if isinstance(v, int | float | None)}
                     # A loop may report an eval in several calls; one that was done again replaces all of them.
                     before = found.get((step, name), {}) if taken.get((step, name)) == segment else {}
                     of = {"step": step, "set": name}
@@ -261,7 +260,7 @@ class Run:
 
     def checkpoints(self) -> list[str]:
         """Names of the whole checkpoints, oldest first; one without a manifest is not whole."""
-        names = [p.name for p in _folders(self.path / "checkpoints") if (p / "manifest.json").is_file()]
+        names = [p.name for p in _folders(self.path / "checkpoints") if os.path.isfile(p / "manifest.json")]
         return sorted(names, key=lambda name: (int((re.search(r"\d+", name) or ["-1"])[0]), name))
 
     def pinned(self) -> list[int]:
@@ -274,8 +273,11 @@ class Run:
             return []
 
     def samples(self) -> list[Path]:
-        there = [p for folder in _folders(self.path / "samples") for p in sorted(folder.iterdir()) if p.is_file()]
-        return [path for path in there if stays(self.path, path)]
+        found: list[Path] = []
+        for folder in _folders(self.path / "samples"):
+            with contextlib.suppress(OSError):
+                found += sorted(path for path in folder.iterdir() if os.path.isfile(path))
+        return [path for path in found if stays(self.path, path)]
 
     def disk_bytes(self) -> int:
         """Bytes of all files below the run, hard links counted once."""
@@ -308,9 +310,9 @@ def root_of(root: Path | str | None = None) -> Path:
 def open_run(ref: str | Path, root: Path) -> Run:
     """The run of "piano/7", "piano" or "piano/last" (the latest), "piano/best" (lowest best loss), or of a path."""
     match = _REF.fullmatch(str(ref)) if isinstance(ref, str) else None
-    if not match or not (root / match[1]).is_dir():
+    if not match or not os.path.isdir(root / match[1]):
         path = Path(ref).expanduser()
-        if (path / "run.json").is_file():
+        if os.path.isfile(path / "run.json"):
             run = Run(path.resolve(), read_document(path))
             if run.id == f"{run.path.parent.name}/{run.path.name}":  # else it does not lie in a runs folder
                 _follow_moves([run], run.path.parent.parent)
@@ -330,7 +332,7 @@ def open_run(ref: str | Path, root: Path) -> Run:
     numbers = numbers_in(root / experiment)
     for number in reversed(numbers) if which == "last" else [int(which)]:
         path = root / experiment / str(number)
-        if (path / "run.json").is_file():
+        if os.path.lexists(path / "run.json"):
             run = Run(path, read_document(path))
             _follow_moves([run], root)
             return run
@@ -360,7 +362,7 @@ def ref(path: Path, run_id: str) -> str:
 
 def list_runs(root: Path, experiment: str | None = None, problems: list[str] | None = None) -> list[Run]:
     """Every run, by experiment and number. A run that cannot be read is named in `problems`, or raises without it."""
-    if experiment is not None and not (root / experiment).is_dir():
+    if experiment is not None and not os.path.isdir(root / experiment):
         raise _unknown(experiment, root)
     runs = _read_runs(root, experiment, problems)
     _follow_moves(runs, root, is_all=experiment is None)
@@ -369,17 +371,22 @@ def list_runs(root: Path, experiment: str | None = None, problems: list[str] | N
 
 def _read_runs(root: Path, experiment: str | None, problems: list[str] | None) -> list[Run]:
     runs: list[Run] = []
-    for name in [experiment] if experiment is not None else experiments(root):
-        for number in numbers_in(root / name):
+    unread: list[str] = []
+    for name in [experiment] if experiment is not None else experiments(root, unread):
+        for number in numbers_in(root / name, None if experiment is None else unread):
             path = root / name / str(number)
             try:
                 runs.append(Run(path, read_document(path)))
             except RunError as error:
-                if not (path / "run.json").exists():
+                if error.code == "no-run":
                     continue  # being created at this moment, or a start that was killed
                 if problems is None:
                     raise
-                problems.append(str(error))
+                unread.append(str(error))
+    if problems is None and unread:
+        raise RunError(unread[0], code="cannot-read")
+    if problems is not None:
+        problems += unread
     return runs
 
 
@@ -414,9 +421,10 @@ def _follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None
             holder[key] = ids_now.get(str(uid or name), name)
 
 
-def experiments(root: Path) -> list[str]:
-    """Folders under `root` with at least one numbered folder."""
-    return [path.name for path in _folders(root) if not path.name.startswith(".") and numbers_in(path)]
+def experiments(root: Path, problems: list[str] | None = None) -> list[str]:
+    """Folders under `root` with at least one numbered folder; those that cannot be read are named in `problems`."""
+    names = [path for path in _folders(root, problems) if not path.name.startswith(".")]
+    return [path.name for path in names if numbers_in(path, problems)]
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -439,14 +447,27 @@ def _unknown(ref: str, root: Path) -> RunError:
     return RunError(f"there is no run {ref} under {root}; {hint} (rung ls lists all).", code="no-run")
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: Path, problems: list[str] | None = None) -> list[Path]:
+    """The folders in a folder. One that may not be read, or a link that leads in a circle, hides no other one."""
+    found: list[Path] = []
+    problems = [] if problems is None else problems
     try:
         with os.scandir(path) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+            for entry in entries:
+                try:
+                    is_folder = entry.is_dir()
+                except OSError as error:
+                    problems.append(f"{entry.path} cannot be read: {reason(error)}.")
+                else:
+                    found += [Path(entry.path)] if is_folder else []
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        pass
+    except OSError as error:
+        problems.append(f"{path} cannot be read: {reason(error)}.")
+    return sorted(found)
 
 
-def numbers_in(folder: Path) -> list[int]:
-    """The numbered folders of an experiment; 007 is not the name of a run."""
-    return sorted({int(path.name) for path in _folders(folder) if path.name.isdecimal()})
+def numbers_in(folder: Path, problems: list[str] | None = None) -> list[int]:
+    """The numbered folders of an experiment; 007 is not the name of a run, nor is a number of 200 digits."""
+    names = (path.name for path in _folders(folder, problems))
+    return sorted({int(name) for name in names if name.isdecimal() and len(name) < 19})

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rung import __version__
 from rung.errors import RunError
 from rung.files import write_whole
+from rung.parse import mismatch
 from rung.runs import paths
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
@@ -34,6 +35,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]*")
 _ID = re.compile(rf"{_NAME.pattern}/[0-9]+")
 COUNTER = ".last"
+_NUMBER_OR_NAME = (int, float, str)  # of a float that may be NaN
+_PROCESS = {"pid": int, "host": str, "boot_id": str, "namespace": str, "started": int}
+# What readers of run.json rely on, wherever a key is there; whatever else it holds they look at before they use it.
+SHAPE = {
+    "schema": int, "uid": str, "id": str, "experiment": str, "number": int,
+    "tags": [str], "recipe": str, "preset": str, "status": str, "command": [str], "created": str, "ended": str,
+    "versions": dict, "process": _PROCESS, "last_step": int, "formerly": list, "imported": dict, "sweep": dict,
+    "best": {"step": int, "set": str, "loss": _NUMBER_OR_NAME},
+    "derived": dict, "totals": dict, "code": dict, "segments": list,
+    "ab": {"id": str, "arm": str, "base": str},
+}  # fmt: skip
 
 
 class Follower(Protocol):
@@ -159,14 +171,14 @@ class Record:
         then is not asked: whoever made the run wrote that.
         """
         path = path.resolve()
-        read_document(path)  # a folder that is no run gets a sentence of its own
+        check_shape(path, read_document(path))  # a folder that is no run gets a sentence of its own
         with writing(str(path)), locked(path):
             document = read_document(path)
             status, text = liveness_of(path, document)
             if status == "running":
                 message = f"{document['id']} is still running ({text}); stop it first, or start a new run."
                 raise RunError(message, code="wrong-state")
-            number = max(next_segment(path / "metrics"), len(document["segments"]))
+            number = max(next_segment(path / "metrics"), len(document.get("segments") or []))
             env_name = f"env.{number}.json"
             write_json(path / env_name, environment(device))
             if code_root is None and (document.get("code") or {}).get("root"):
@@ -177,7 +189,7 @@ class Record:
             segment = _segment(number, command, process, now, env_name, code)
             last_step = None if row is None else int(row["step"])
             document |= {"status": "running", "ended": None, "process": process, "last_step": last_step}
-            document["segments"] = [*document["segments"], segment]
+            document["segments"] = [*(document.get("segments") or []), segment]
             write_json(path / "run.json", document)
             return cls(path, plain(document), number, code)
 
@@ -309,7 +321,15 @@ def read_document(path: Path) -> dict[str, Any]:
         known = f"schema {schema}, this one reads up to {SCHEMA}"
         message = f"{path} was written by a newer rung ({known}); upgrade rung."
         raise RunError(message, code="version-mismatch")
+    if not isinstance(document.get("id"), str):
+        raise RunError(f"{file} is damaged: it names no id.", code="run-damaged")
     return named_by_folder(document, path)
+
+
+def check_shape(path: Path, document: Mapping[str, Any]) -> None:
+    """RunError where readers of this run.json could not go into it; changing another field of it is still allowed."""
+    if found := mismatch(document, SHAPE, "it"):
+        raise RunError(f"{path / 'run.json'} is damaged: {found}; fix or remove it.", code="run-damaged")
 
 
 def read_leniently(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rung.script.never_raise import NeverRaise, never_raise, say
 from rung.script.observe import Observer
 from rung.script.settings import SCRIPT, Settings, dotted, without_secrets
 from rung.script.step_axis import StepAxis
+from rung.text import error_text
 
 if TYPE_CHECKING:
     from rung.script.guard import ScriptGuard
@@ -418,4 +419,4 @@ def ending(error: BaseException | None) -> tuple[str, str]:
         return "stopped", "interrupted"
     if type(error).__name__ == "Diverged":  # (by name: torch is not imported for it)
         return "diverged", str(getattr(error, "facts", {}).get("reason") or error)
-    return "crashed", f"exit {error.code}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    return "crashed", f"exit {error.code}" if isinstance(error, SystemExit) else error_text(error)

@@ -31,6 +31,7 @@ from rung.script.current import torch_seed
 from rung.script.logged import is_away
 from rung.script.replay import unwrapped
 from rung.script.step_axis import Update
+from rung.text import error_text
 
 if TYPE_CHECKING:
     from rung.script.run import OwnRun
@@ -120,7 +121,7 @@ class Watch:
             measure(*call)
         except Exception as error:
             self.remove()
-            self._run.tell(f"the optimizer is no longer watched: {type(error).__name__}: {error}")
+            self._run.tell(f"the optimizer is no longer watched: {error_text(error)}")
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Most updates of a fast loop come by here and only have their rate noted: what is not wanted is not asked."""

@@ -21,6 +21,7 @@ from typing import Any
 from rung.config import Layer, Schema, key, load_file
 from rung.errors import ConfigError, RunError, UserError
 from rung.files import write_whole
+from rung.parse import mismatch
 from rung.runs.files import locked, read_json, refused, write_json
 from rung.runs.query import nearest
 from rung.runs.record import check_name
@@ -63,6 +64,12 @@ class SweepFile:
 
 _FIELDS = ("name", "recipe", "experiment", "eval_split", "retries", "ranks", "launch", "metric", "search", "why")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # a file is named after it
+# Of sweep.json: what its readers rely on.
+_SHAPE = {
+    "name": str, "recipe": str, "experiment": str, "eval_split": str, "retries": int, "ranks": int, "launch": dict,
+    "metric": str, "search": dict, "words": [str],
+    "points": [{"key": str, "words": [str], "varies": dict, "run": str, "retired": bool}],
+}  # fmt: skip
 _FREE = ("set", "grid", "points", "search", "launch")  # may hold ${references}, which are the recipe's business
 
 
@@ -320,6 +327,10 @@ def _document(folder: Path) -> dict[str, Any]:
         raise RunError(message, code="sweep-damaged") from None
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int) or "points" not in document:
         raise RunError(f"{file} is damaged: it names no schema or no points.", code="sweep-damaged")
+    if found := mismatch(document, _SHAPE, "it"):
+        raise RunError(f"{file} is damaged: {found}; start the sweep again from its file.", code="sweep-damaged")
+    if any(not isinstance(one.get("key"), str) for one in document["points"] or ()):
+        raise RunError(f"{file} is damaged: a point has no key; start the sweep again.", code="sweep-damaged")
     if document["schema"] > SCHEMA:
         message = f"{file} was written by a newer rung (schema {document['schema']}); upgrade rung."
         raise RunError(message, code="sweep-newer")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import CheckpointError, RunError
+from rung.parse import mismatch
 from rung.runs.files import read_json, refused, to_json, write_json
 from rung.runs.marks import BEST, read_mark, saved_steps
 from rung.runs.process import Liveness, liveness, this_process
@@ -31,6 +32,11 @@ from rung.sweep.space import Sweep
 BEAT_S = 2.0  # between signs of life of a claim, and looks for a request to stop
 OUTCOMES = ("finished", "stopped", "failed", "refused", "again")
 _STOP = "stop"
+# What readers of a claim rely on; one of another shape is what a power cut leaves, see _open.
+_CLAIM = {
+    "process": {"pid": int, "host": str, "boot_id": str, "namespace": str, "started": int}, "taken": str,
+    "outcome": str, "text": str, "run": str, "ended": str, "again": str, "after": {"outcome": str, "text": str},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,8 @@ def _open(folder: Path, key: str, number: int | None) -> Claim | None:
         raise RunError(message, code="cannot-read") from error
     except ValueError:  # what a power cut leaves: nobody knows whose it was, and it counts until it has gone silent
         document = None
-    return Claim(path, number, document if isinstance(document, dict) else {})
+    is_whole = isinstance(document, dict) and mismatch(document, _CLAIM, "it") is None
+    return Claim(path, number, document if is_whole else {})
 
 
 def ask_to_stop(sweep: Sweep) -> None:

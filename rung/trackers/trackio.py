@@ -8,7 +8,6 @@ record how a run ended, so every run is imported as finished, with that as the r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rung import parse
 from rung.errors import RunError
 from rung.trackers.history import History, numbers_of
 
@@ -104,8 +104,8 @@ def _read_database(path: Path) -> list[History]:
 
 def _json(data: Any) -> dict[str, Any] | None:
     try:
-        tree = json.loads(data)
-    except (TypeError, ValueError, RecursionError):
+        tree = parse.loose_json(data)
+    except (TypeError, ValueError, AttributeError):
         return None
     return tree if isinstance(tree, dict) else None
 

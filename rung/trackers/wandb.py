@@ -14,7 +14,6 @@ here too.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from rung import parse
 from rung.errors import RunError
 from rung.runs.files import named, plain, reason
 from rung.runs.record import STATUSES
@@ -227,7 +227,7 @@ class _File:
         # What wandb keeps beside the log: the machine, the command and the packages.
         folder = self.path.parent / "files"
         try:
-            about = json.loads((folder / "wandb-metadata.json").read_bytes())
+            about = parse.loose_json(parse.read_bytes(folder / "wandb-metadata.json"))
         except (OSError, ValueError):
             about = {}
         if isinstance(about, dict):
@@ -236,8 +236,8 @@ class _File:
             if about.get("program"):
                 self.command = [str(about["program"]), *map(str, about.get("args") or [])]
         try:
-            lines = (folder / "requirements.txt").read_text("utf-8", "replace").splitlines()
-        except OSError:
+            lines = parse.read_bytes(folder / "requirements.txt").decode("utf-8", "replace").splitlines()
+        except (OSError, ValueError):
             return
         packages = dict(line.strip().split("==", 1) for line in lines if re.fullmatch(r"\s*[\w.-]+==\S+\s*", line))
         if packages:
@@ -342,10 +342,7 @@ def _item(record: Value) -> tuple[list[str], Any]:
             try:
                 value = int(data) if data.lstrip(b"-").isdigit() else float(data)
             except ValueError:
-                try:
-                    value = json.loads(data)
-                except RecursionError:
-                    raise ValueError("a value is nested too deep") from None
+                value = parse.loose_json(data)
     return nested or [key], value
 
 
@@ -358,9 +355,11 @@ def _item(record: Value) -> tuple[list[str], Any]:
 def log_records(path: Path, problems: list[str]) -> Iterator[bytes]:
     """The whole records of a file; a block with a wrong checksum is passed over and told, a torn end is not."""
     try:
-        data = path.read_bytes()
+        data = parse.read_bytes(path, parse.MOST_DATA_BYTES)
     except OSError as error:
         raise RunError(f"cannot read {path}: {reason(error)}.", code="cannot-read") from error
+    except parse.ParseError as error:
+        raise RunError(f"cannot read {path}: {error}.", code="cannot-read") from error
     if data[:4] != _MAGIC[: len(data)]:
         raise RunError(f"{path} is not a wandb file: it begins with {data[:4]!r}, not {_MAGIC!r}.", code="bad-source")
     for record, at in _parsed(data, _HEAD_BYTES):
@@ -375,7 +374,7 @@ def log_records(path: Path, problems: list[str]) -> Iterator[bytes]:
 def is_ended(path: Path) -> bool:
     """Whether the last blocks of a file say how the run ended."""
     try:
-        with open(path, "rb") as file:
+        with parse.open_file(path) as file:
             begin = max(0, os.fstat(file.fileno()).st_size // _BLOCK_BYTES - 1) * _BLOCK_BYTES
             file.seek(begin)
             found = _parsed(file.read(), 0 if begin else _HEAD_BYTES)

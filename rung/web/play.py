@@ -31,6 +31,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rung.errors import UserError
 from rung.recipe import Player, View, Walk
+from rung.text import error_text
 from rung.web.serve import OwnPagesOnly
 
 STATIC = Path(__file__).parent / "static"
@@ -236,7 +237,7 @@ def play_app(
             await socket.send_json({"error": str(error), "code": error.code})
         except Exception as error:
             log.exception("the model failed")
-            await socket.send_json({"error": f"the model failed: {type(error).__name__}: {error}", "is_fatal": True})
+            await socket.send_json({"error": f"the model failed: {error_text(error)}", "is_fatal": True})
             await socket.close(FAILED)
         else:
             await socket.send_bytes(answer)

@@ -7,17 +7,21 @@ Addresses are always known, since an attack by name cannot use them. A program w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import socket
 from collections.abc import Collection
+from typing import ClassVar
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rung.errors import UserError
 
@@ -58,11 +62,54 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection whose request is not whole in time; uvicorn itself would wait for the rest for ever."""
+
+    request_s: ClassVar[float] = 20.0  # the longest that a request may take to arrive
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self._limit is None and self.conn.their_state is h11.IDLE:  # the next request on a connection that is kept
+            self._await_request()
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._stop_waiting()
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        self._limit = self.loop.call_later(self.request_s, self._close)
+
+    def _stop_waiting(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _close(self) -> None:
+        self._limit = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
 def server(app: ASGIApp) -> uvicorn.Server:
     """Pictures do not get smaller by deflate, and requests are short. Ending does not wait for visitors to leave."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
+            http=ImpatientProtocol,
             ws="websockets-sansio",
             ws_per_message_deflate=False,
             ws_max_size=64 * 1024,

@@ -6,9 +6,11 @@ import builtins
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from rung import parse
 from rung.runs import query
 from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import Record, amend
@@ -78,13 +80,13 @@ def test_listing_is_in_order_and_names_what_it_cannot_read(root: Path) -> None:
 
 def test_listing_opens_only_run_json(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = Path.read_bytes
+    real = parse.open_file
 
-    def read_bytes(path: Path) -> bytes:
+    def open_file(path: Path) -> IO[bytes]:
         opened.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(parse, "open_file", open_file)
     monkeypatch.setattr(builtins, "open", lambda *a, **k: pytest.fail(f"opened {a}"))
     assert {run.status for run in list_runs(root)} == {"finished", "stopped"}
     assert opened == ["run.json"] * 5

@@ -168,7 +168,8 @@ def test_a_nan_under_the_trainer_of_hugging_face_is_held_back_and_replayed(tmp_p
     assert sorted({row["step"] for row in rows(tmp_path, "theirs/1")}) == list(range(step + 1))
     assert read(tmp_path, "show", "theirs")["status"] == "diverged"
     found = {finding["rule"]: finding for finding in read(tmp_path, "doctor", "theirs")["findings"]}
-    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", f"rung replay theirs/1@{step} --build FILE:FUNCTION")
+    advised = f"rung replay theirs/1@{step} --build FILE:FUNCTION"
+    assert (found["N1"]["severity"], found["N1"]["probe"]) == ("fatal", advised)
     verdict = read(tmp_path, "replay", "theirs", "--build", "train.py:build")
     assert (verdict["step"], len(verdict["samples"])) == (step, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import struct
 import threading
 import urllib.error
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from rung.errors import UserError
 from rung.recipe import View
+from rung.web.serve import ImpatientProtocol
 from tests.web.fake import HEIGHT, LIMIT, PLACES, WIDTH, WRONG, FakePlayer, FakeWalk, Served
 
 pytest.importorskip("websockets")
@@ -65,6 +67,21 @@ def test_an_intent_moves_the_dream(served: Served) -> None:
     visitor = Visitor(served)
     reds = [visitor.red(intent={"forward": 1}) for _ in range(5)]
     assert reds == [WRONG + 1 + n for n in range(5)]
+
+
+def test_a_request_that_is_never_finished_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImpatientProtocol, "request_s", 0.05)
+    body = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab"
+    for half in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", body):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as visitor:
+            visitor.sendall(half)
+            while visitor.recv(4096):  # the answer to half a body may come first; then the end, or TimeoutError
+                pass
+    # A whole request, a second one on the same connection, and a walk are served all the same.
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as visitor:
+        visitor.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert visitor.recv(12) == b"HTTP/1.1 200"
+    assert Visitor(served).red(intent={"forward": 1}) == WRONG + 1
 
 
 def test_two_visitors_do_not_mix(served: Served) -> None:

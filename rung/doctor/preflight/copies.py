@@ -25,6 +25,7 @@ from rung.engine.evaluate import eval_mode
 from rung.engine.prefetch import BatchLayout, Prefetcher
 from rung.engine.probes import Rise, ablate, held_out
 from rung.engine.state import set_training
+from rung.text import error_text
 
 MOST_STEPS, MOST_S = 200, 20.0
 LEAST_STEPS = 20
@@ -131,7 +132,7 @@ def same_as_on_cpu(context: CheckContext) -> Result:
     try:
         return compare(setup, copy_of(setup, device="cpu", dtype="float32"))
     except Exception as error:  # int8 layers, say, have no kernels there
-        return Result("skip", f"the CPU cannot run it: {type(error).__name__}: {error}")
+        return Result("skip", f"the CPU cannot run it: {error_text(error)}")
 
 
 def compare(setup: Setup, other: Setup) -> Result:

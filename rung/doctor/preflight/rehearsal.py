@@ -30,6 +30,7 @@ from rung.engine.prefetch import to_device
 from rung.engine.state import set_training
 from rung.errors import CheckpointError
 from rung.random import Draw
+from rung.text import error_text
 from rung.units import Budget, duration, size
 
 # Keys of the engine that only the loop or the command line reads, after everything that is looked at here.
@@ -55,7 +56,7 @@ def unread_keys(context: CheckContext) -> Result:
         for name in context.setup.evaluator.streams:
             _eval_batch(context.setup, name, 1)
     except Exception as error:  # other checks say what is wrong with it
-        seen = f"running one row failed ({type(error).__name__}: {error}), so it is not known which keys are read"
+        seen = f"running one row failed ({error_text(error)}), so it is not known which keys are read"
         return Result("skip", seen)
     keys = [key for key in config.unread() if not key.startswith(LATE)]
     if unread := [key for key in keys if not config.sources[key].startswith("preset")]:

@@ -30,6 +30,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
+from rung import parse
 from rung.errors import DataError, UserError
 from rung.files import write_whole
 from rung.recipes.music.codec import SETTINGS, WEIGHTS, Codec
@@ -478,12 +479,12 @@ class RvqCodec(Codec):
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> RvqCodec:
         try:
-            text, data = (folder / SETTINGS).read_bytes(), (folder / WEIGHTS).read_bytes()
+            text, data = parse.read_bytes(folder / SETTINGS), parse.read_bytes(folder / WEIGHTS, 16 << 30)
         except OSError as error:
             problem = f"no codec in {folder} ({error.strerror or error}: {error.filename})"
             raise DataError(f"{problem}; fit one or pass the folder of one", code="no-file") from error
         try:
-            about = json.loads(text)
+            about = parse.loose_json(text)
             expected, settings = about["hash"], about["settings"]
             if settings["format"] != FORMAT:
                 problem = f"the codec in {folder} has format {settings['format']}, this rung reads {FORMAT}"

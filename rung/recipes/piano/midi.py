@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
+from rung import parse
 from rung.data.midi import DRUMS, SUSTAIN, extend, read_events
 from rung.errors import DataError, UserError
 from rung.recipes.piano.notes import join, make, seconds_at
@@ -25,11 +26,10 @@ def read_midi(source: Path | bytes, sustain: bool = False) -> np.ndarray:
     symusic = _symusic()
     where = "MIDI data" if isinstance(source, bytes) else str(source)
     try:
-        data = source if isinstance(source, bytes) else source.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"cannot read {where}: {error.strerror or error}; check the file and its permissions", code="no-file"
-        ) from error
+        data = source if isinstance(source, bytes) else parse.read_bytes(source)
+    except (OSError, parse.ParseError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {where}: {why}; check the file and its permissions", code="no-file") from error
     try:
         score = symusic.Score.from_midi(data)
     except Exception as error:  # the parser raises RuntimeError for most damage, but promises nothing

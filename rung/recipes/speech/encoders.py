@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rung import parse
 from rung.data.wheel import Report
 from rung.errors import DataError, UserError
 from rung.files import sha256
@@ -268,7 +269,7 @@ def _describe_whisper(path: str) -> EncoderInfo:
         problem = f"no Whisper model in {path or 'an empty path'} (looked for config.json and model.safetensors)"
         raise DataError(f"{problem}; download one and pass its folder", code="no-file")
     try:
-        settings = json.loads(config.read_bytes())
+        settings = parse.loose_json(parse.read_bytes(config))
         kind, width = settings.get("model_type"), settings.get("d_model")
     except (ValueError, AttributeError) as error:
         raise _damaged(folder, "its config.json cannot be read") from error

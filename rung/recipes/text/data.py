@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rung import units
+from rung import parse, units
 from rung.data import tokenizer
 from rung.data.store import StoreWriter, check_apart, check_free
 from rung.data.tokenizer import Tokenizer, of_files
@@ -253,7 +253,7 @@ class Parts:
         """The one that was learned before, or else a new one, which is kept."""
         folder = self._folder / "tokenizer"
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, DataError):
-            about = json.loads((folder / "about.json").read_bytes())
+            about = parse.loose_json(parse.read_bytes(folder / "about.json"))
             found = of_files(about["kind"], {name: (folder / name).read_bytes() for name in about["files"]})
             if found.description == about:
                 return found

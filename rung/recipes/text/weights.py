@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rung import parse
 from rung.errors import CheckpointError, UserError
 from rung.nn.hf_layouts import CONFIG, LAYOUTS, WEIGHTS, read_json
 from rung.nn.pretrained import VOCABULARY, load_pretrained, shape_of, tokenizer_of
@@ -61,7 +62,7 @@ def export_hf(model: Transformer, folder: Path, tokenizer: Tokenizer) -> list[st
     if "tokenizer.json" in files and "tokenizer_config.json" not in files:
         # What AutoTokenizer asks for besides the tokenizer.json itself.
         about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        names = {one["id"]: one["content"] for one in json.loads(files["tokenizer.json"]).get("added_tokens", ())}
+        names = {one["id"]: one["content"] for one in parse.loose_json(files["tokenizer.json"]).get("added_tokens", ())}
         if tokenizer.end in names:
             about["eos_token"] = names[tokenizer.end]
         files["tokenizer_config.json"] = to_json(about)

@@ -76,7 +76,8 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
         return Plan(root)
     with writing(f"under {root}"), locked(root):
         plan, before = Plan(root), time.time() - days * DAY_S
-        states, there = all_states(root), trashed(root)
+        unread: list[str] = []
+        states, there = all_states(root, unread), trashed(root)
         old = [one for one in there if one.unix_s <= before]
         half = [folder for folder in entries(root) if folder.name.startswith(GONE) or not (folder / RUN).exists()]
         plan.items = [_item("trash", one.folder, one.id) for one in old]
@@ -87,6 +88,10 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
         kept = {ref.ref for _, document in stay for ref in refs_of(document)}
         named = {ref for item in plan.items for ref in refs_of(read_leniently(item.path / RUN))}
         plan.refs = sorted(ref for _, refs in _present(named, root) for ref in refs if ref.ref not in kept)
+        plan.kept += unread
+        if unread and plan.refs:
+            plan.kept.append("code snapshots: a folder that cannot be read may hold a run that needs them")
+            plan.refs = []
 
         began = [initial_weights(path, document) for path, document in stay] if aside else []
         for state in states:
@@ -103,7 +108,7 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
                 continue
             plan.items += _parts(state.path, state.id)
             for path in sorted((state.path / "checkpoints").glob("aside-*")) if aside else ():
-                if path.is_symlink() or not path.is_dir() or newest(path) > before:
+                if path.is_symlink() or not os.path.isdir(path) or newest(path) > before:
                     continue
                 # Those that a run began with stay, known by what it loaded or by its name for it.
                 manifests = manifests_below(path)
@@ -113,8 +118,8 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
                 ):
                     plan.items.append(_item("aside", path, f"{state.id} {path.name}"))
             if copies:
-                made = [state.path / name for name in _COPIES]
-                plan.items += [_item("copies", p, f"{state.id} {p.name}") for p in made if os.path.lexists(p)]
+                made = [path for path in (state.path / name for name in _COPIES) if os.path.lexists(path)]
+                plan.items += [_item("copies", path, f"{state.id} {path.name}") for path in made]
         own = [name for name in experiments(root) if not (root / name).is_symlink()]
         for folder in (root, *(root / name for name in own)):
             plan.items += _parts(folder, folder.name, is_deep=False)
@@ -125,7 +130,12 @@ def clean(root: Path, days: float = 0.0, *, aside: bool = False, copies: bool = 
                 path = root / experiment / str(number)
                 if path.is_symlink() or os.path.lexists(path / "run.json"):
                     continue
-                if not all(_OF_A_START.fullmatch(inner.name) for inner in path.iterdir()):
+                try:
+                    names = os.listdir(path)
+                except OSError as error:
+                    plan.kept.append(f"{path} was not looked at: {reason(error)}")
+                    continue
+                if not all(map(_OF_A_START.fullmatch, names)):
                     plan.kept.append(f"{path} has no run.json but holds more than a start writes; look into it")
                 elif newest(path) < time.time() - DAY_S:
                     plan.items.append(_item("starts", path, f"{experiment}/{number}"))

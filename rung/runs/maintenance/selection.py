@@ -7,6 +7,7 @@ Whether it runs is asked again under the run's own lock before it is touched: a 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def select(refs: Sequence[str], root: Path) -> list[RunFolder]:
         else:
             match = _NUMBER.fullmatch(ref)
             folders = [RunFolder(root, match[1], int(match[2]))] if match else []
-            if not match or not (folders[0].path / "run.json").exists():
+            if not match or not _is_there(folders[0].path):
                 folders = [folder_at(open_run(ref, root).path)]
         for folder in folders:
             found.setdefault(folder.path.resolve(), folder)
@@ -85,10 +86,20 @@ def folder_at(path: Path) -> RunFolder:
     raise RunError(message, code="bad-folder")
 
 
-def folders_of(root: Path, experiment: str) -> list[RunFolder]:
+def folders_of(root: Path, experiment: str, problems: list[str] | None = None) -> list[RunFolder]:
     """The runs of an experiment by number, readable or not; a folder without run.json is none."""
-    numbers = [n for n in numbers_in(root / experiment) if (root / experiment / str(n) / "run.json").exists()]
+    numbers = [n for n in numbers_in(root / experiment, problems) if _is_there(root / experiment / str(n))]
     return [RunFolder(root, experiment, number) for number in numbers]
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        os.lstat(path / "run.json")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # of a folder that may not be opened; whoever reads it says so
+        pass
+    return True
 
 
 def state_of(folder: RunFolder) -> RunState:
@@ -105,9 +116,9 @@ def state_of(folder: RunFolder) -> RunState:
     return RunState(folder.root, folder.experiment, folder.number, document, problem, found)
 
 
-def all_states(root: Path) -> list[RunState]:
-    """Every run of a runs folder, readable or not."""
-    return [state_of(folder) for name in experiments(root) for folder in folders_of(root, name)]
+def all_states(root: Path, problems: list[str] | None = None) -> list[RunState]:
+    """Every run of a runs folder, readable or not; folders that cannot be looked into are named in `problems`."""
+    return [state_of(folder) for name in experiments(root, problems) for folder in folders_of(root, name)]
 
 
 def refuse_running(state: RunState, what: str, is_forced: bool) -> None:

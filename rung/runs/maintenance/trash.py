@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rung import parse
 from rung.errors import CheckpointError, RunError
 from rung.files import sha256, sync
 from rung.runs import paths
@@ -90,7 +91,7 @@ def trashed(root: Path) -> list[TrashedRun]:
     """What is in the trash, the oldest removal first."""
     found: list[TrashedRun] = []
     for folder in entries(root):
-        if folder.name.startswith(GONE) or not (folder / RUN).exists():
+        if folder.name.startswith(GONE) or not os.path.exists(folder / RUN):
             continue
         note: Any = None
         with contextlib.suppress(OSError, ValueError):
@@ -113,8 +114,9 @@ def trashed(root: Path) -> list[TrashedRun]:
 def entries(root: Path) -> list[Path]:
     """Every folder of the trash, also what a kill left half-way."""
     try:
-        return sorted(p for p in paths.inside(root, TRASH).iterdir() if p.is_dir() and not p.is_symlink())
-    except (FileNotFoundError, NotADirectoryError):
+        folders = paths.inside(root, TRASH).iterdir()
+        return sorted(path for path in folders if os.path.isdir(path) and not path.is_symlink())
+    except OSError:
         return []
 
 
@@ -164,7 +166,7 @@ def initial_weights(path: Path, document: Mapping[str, Any]) -> InitialWeights:
     manifest = loaded.get("manifest") if isinstance(loaded, dict) else None
     name = ""
     with contextlib.suppress(OSError, ValueError):
-        match = _INIT_FROM.search((path / "config.yaml").read_text("utf-8"))
+        match = _INIT_FROM.search(parse.read_bytes(path / "config.yaml").decode())
         name = match[1].strip("'\"") if match else ""
     return InitialWeights(name, manifest if isinstance(manifest, str) else None)
 

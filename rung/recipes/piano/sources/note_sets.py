@@ -9,7 +9,6 @@ by piece. Notes are taken as they are: rows hold no pedals.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rung import parse
 from rung.errors import DataError
 from rung.recipes.piano.notes import make
 from rung.recipes.piano.sources import SPLITS, Source, Take, reason_of, shown
@@ -180,8 +180,8 @@ def _source(name: str, parts: list[RowGroup]) -> Source:
             where = f"{rows.where}:{number}"
             if isinstance(about, str):
                 try:
-                    about = json.loads(about)
-                except (ValueError, RecursionError):
+                    about = parse.loose_json(about)
+                except ValueError:
                     about = None
             known = about if isinstance(about, Mapping) else {}
             composer, title = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import tokenize
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from rung import parse
 from rung.data import folder as folders
 from rung.data.audio import MOST_CHANNELS, MOST_SAMPLES, SILENCE_DB, SUFFIXES, check_sound, read_audio, resample
 from rung.data.folder import Folder, clean_line, shown
@@ -69,17 +69,17 @@ def _from_annotations(path: Path, report: Report) -> Source:
     quarantined: list[dict[str, str]] = []
     entries: list[tuple[str, Any]] = []  # where it is, and what is there
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = parse.read_bytes(path, parse.MOST_DATA_BYTES).decode("utf-8-sig")
         if path.suffix.lower() == ".jsonl":
             for number, line in enumerate(text.split("\n"), start=1):
                 try:
                     if line.strip():
-                        entries.append((f"{shown(path.name)}:{number}", json.loads(line)))
-                except (ValueError, RecursionError) as error:
+                        entries.append((f"{shown(path.name)}:{number}", parse.loose_json(line)))
+                except ValueError as error:
                     reason = f"is not whole JSON ({error})"
                     quarantined.append({"file": f"{shown(path.name)}:{number}", "reason": reason})
         else:
-            listed = json.loads(text)
+            listed = parse.loose_json(text, parse.NO_LIMIT)
             listed = listed.get("annotation") if isinstance(listed, dict) else listed
             if not isinstance(listed, list):
                 raise ValueError('it holds neither a list nor {"annotation": [..]}')
@@ -87,7 +87,7 @@ def _from_annotations(path: Path, report: Report) -> Source:
     except OSError as error:
         problem = f"cannot read {shown(path)}: {error.strerror}"
         raise DataError(f"{problem}; check the file and its permissions", code="no-file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         problem = f"{shown(path)} is no list of annotations ({error})"
         remedy = 'write {"annotation": [{"path": "a.wav", "text": "what is said"}, ..]} as UTF-8'
         raise DataError(f"{problem}; {remedy}", code="bad-annotation") from error

@@ -7,12 +7,12 @@ way to it; of a row, its label.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rung import parse
 from rung.errors import DataError
 from rung.recipes.text.sources import SPLITS, Document, Quarantine, Source, path_text, split_named
 
@@ -38,9 +38,12 @@ class File:
             yield from read_jsonl(self.path, self.name, self.category, quarantine)
         else:
             try:
-                yield 0, self.path.read_bytes().decode("utf-8-sig"), self.category, self.name
+                text = parse.read_bytes(self.path, parse.MOST_DATA_BYTES).decode("utf-8-sig")
+                yield 0, text, self.category, self.name
             except UnicodeDecodeError as error:
                 quarantine(self.name, _not_utf8(error))
+            except parse.ParseError as error:
+                quarantine(self.name, f"cannot be read: {error}; cut it into several documents")
             except OSError as error:
                 quarantine(self.name, f"cannot be read: {error.strerror or error}")
 
@@ -162,21 +165,21 @@ def row_of(values: Mapping[str, Any], names: Sequence[str] | None, otherwise: st
 def read_jsonl(path: Path, name: str, category: str, quarantine: Quarantine) -> Rows:
     names = names_beside(path)
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines):
+        with parse.open_file(path) as file:
+            for number, line in enumerate(parse.lines(file, parse.MOST_DATA_BYTES)):
                 if not line.strip():
                     continue
                 where = f"{name}:{number + 1}"
                 try:
-                    values = json.loads(line.decode("utf-8-sig"))
+                    values = parse.loose_json(line.decode("utf-8-sig"))
                     if not isinstance(values, dict):
                         raise ValueError("is not an object of JSON")
                     yield number, *row_of(values, names, category, where), where
                 except UnicodeDecodeError as error:
                     quarantine(where, _not_utf8(error))
-                except json.JSONDecodeError as error:
-                    quarantine(where, f"is not whole JSON ({error.msg} at {error.pos})")
-                except (ValueError, RecursionError) as error:
+                except parse.ParseError as error:
+                    quarantine(where, f"is not whole JSON ({error})")
+                except ValueError as error:
                     quarantine(where, str(error))
     except OSError as error:
         quarantine(name, f"cannot be read: {error.strerror or error}")
@@ -193,7 +196,7 @@ def read_parquet(path: Path, name: str, category: str, quarantine: Quarantine) -
         file = pyarrow.parquet.ParquetFile(path)
         columns = columns_of(file.schema_arrow.names, name)
         try:  # what `datasets` writes into the files that it makes
-            features = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
+            features = parse.loose_json((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
             names = [str(label) for label in features[columns[-1]]["names"]] or None
         except (KeyError, TypeError, ValueError):
             names = None
@@ -218,7 +221,7 @@ def names_beside(path: Path) -> list[str] | None:
     if file is None:
         return None
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = parse.loose_json(parse.read_bytes(file))
         if isinstance(found, dict):
             found = [found[str(number)] for number in range(len(found))]
         if not (isinstance(found, list) and found and all(isinstance(name, str) for name in found)):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rung import parse
 from rung.errors import DataError
 from rung.recipes.world.config import Dataset
 from rung.recipes.world.sources import tables
@@ -166,9 +167,8 @@ def _kitti(folder: Path) -> Episode:
 
 def _numbers(path: Path, num_columns: int) -> np.ndarray:
     try:
-        values = [
-            [float(word) for word in line.split()] for line in path.read_text("utf-8").splitlines() if line.strip()
-        ]
+        lines = parse.text(parse.read_bytes(path)).splitlines()
+        values = [[float(word) for word in line.split()] for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise tables.bad_table(path, f"{error}; a KITTI sequence has poses.txt, times.txt and pictures") from error
     for number, line in enumerate(values, 1):
@@ -214,11 +214,12 @@ def _film(path: Path, cfg: Dataset, within: str = "") -> Episode:
 
 
 def _with_suffix(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    return [path for path in _sorted(folder.iterdir()) if path.suffix.lower() in suffixes]
+    """The files with one of these suffixes; a pipe of such a name would keep its reader waiting for ever."""
+    return [path for path in _sorted(folder.iterdir()) if path.suffix.lower() in suffixes and os.path.isfile(path)]
 
 
 def _tables(folder: Path) -> list[Path]:
-    return [path for path in _with_suffix(folder, tables.SUFFIXES) if path.is_file()]
+    return _with_suffix(folder, tables.SUFFIXES)
 
 
 def _sorted(paths: Iterable[Path]) -> list[Path]:

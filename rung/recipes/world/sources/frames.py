@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rung import parse
 from rung.errors import DataError, UserError
 from rung.recipes.world.sources.episode import Frame
 
@@ -80,7 +81,7 @@ def read_image(path: Path) -> Frame:
     """RGB pixels, or None where the file does not hold a whole picture."""
     Image = pillow().Image
     try:
-        with Image.open(path) as image:
+        with parse.open_file(path) as file, Image.open(file) as image:
             if image.mode in ("I", "F"):
                 raise DataError(
                     f"{path} has 32-bit pixels (mode {image.mode}), whose black and white are unknown; save it with 8 "
@@ -102,6 +103,7 @@ class Film:
         self.path = path
         av = _pyav()
         try:
+            parse.open_file(path).close()  # raises for a pipe, which would keep FFmpeg waiting
             with av.open(str(path)) as container:
                 if not container.streams.video:
                     raise DataError(f"{path} has no pictures; pass --from a film", code="video-empty")

@@ -8,7 +8,6 @@ any other numbers). `notes` lists what had to be assumed.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rung import parse
 from rung.errors import DataError
 from rung.recipes.world import geometry
 
@@ -294,14 +294,14 @@ def bad_table(where: object, problem: object) -> DataError:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text("utf-8-sig")
+        return parse.text(parse.read_bytes(path, parse.MOST_DATA_BYTES), parse.MOST_DATA_BYTES)
     except (OSError, ValueError) as error:
         raise bad_table(path, error) from error
 
 
 def _json(text: str, where: object) -> Any:
     try:
-        return json.loads(text)
+        return parse.loose_json(text, parse.NO_LIMIT)
     except ValueError as error:
         raise bad_table(where, f"not JSON ({error})") from error
 
@@ -324,7 +324,7 @@ def _number(value: Any) -> float | None:
     """NaN for nothing, None for what is no number."""
     try:
         return float("nan") if value is None else float(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -334,7 +334,7 @@ def _moment(value: Any) -> float | None:
     number = _number(value)
     try:
         return datetime.fromisoformat(value).timestamp() if number is None and isinstance(value, str) else number
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None
 
 
