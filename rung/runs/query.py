@@ -192,8 +192,8 @@ class Run:
         An eval event holds `results`, set -> name -> value.
         """
         parts = [part for part in self.document.get("segments") or [] if isinstance(part, dict)]
-        starts = [(part.get("number"), part.get("first_step")) for part in parts]
-        starts = [(number, first) for number, first in starts if isinstance(number, int) and isinstance(first, int)]
+        told = [(part.get("number"), part.get("first_step")) for part in parts]
+        starts = [(number, first) for number, first in told if isinstance(number, int) and isinstance(first, int)]
         found: dict[tuple[int, str], dict[str, Any]] = {}
         taken: dict[tuple[int, str], int] = {}  # in which segment
         for event in self.events("eval"):
