@@ -24,6 +24,7 @@ from rung.text import error_text
 QUARTER_S = 0.5  # where no tempo is given
 VELOCITY = 66  # the midpoint of a velocity bin of the piano tokenizer, so that nothing is lost on the way
 STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
+MOST_BYTES = 100_000_000  # of a score that is unpacked; symphonies have about 30 MB
 DAMAGE = (  # all that a broken zip file, broken XML or a broken number can raise
     ElementTree.ParseError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError,
     LookupError, ValueError, ArithmeticError, RuntimeError,
@@ -71,13 +72,20 @@ def _unpacked(data: bytes) -> bytes:
         return data
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
+
+        def read(name: str) -> bytes:
+            with archive.open(name) as file:  # a few bytes may stand for gigabytes, whatever the archive says they are
+                if len(text := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+                    raise _damaged(f"the compressed file holds more than {MOST_BYTES} bytes")
+            return text
+
         if "META-INF/container.xml" in names:
-            for file in ElementTree.fromstring(archive.read("META-INF/container.xml")).iter("rootfile"):
+            for file in ElementTree.fromstring(read("META-INF/container.xml")).iter("rootfile"):
                 if file.get("full-path") in names:
-                    return archive.read(file.attrib["full-path"])
+                    return read(file.attrib["full-path"])
         for name in names:
             if name.endswith((".xml", ".musicxml")) and not name.startswith("META-INF"):
-                return archive.read(name)
+                return read(name)
     raise _damaged("the compressed file holds no score")
 
 

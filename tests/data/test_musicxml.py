@@ -181,3 +181,12 @@ def test_parts_are_kept_apart_and_make_the_whole_together() -> None:
 def test_the_key_that_a_score_names(attributes: str, key: tuple[int, str] | None) -> None:
     data = score([f"<attributes><divisions>2</divisions>{attributes}</attributes>" + note("C4", 2)])
     assert read_score(data).key == key
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rung.data.musicxml.MOST_BYTES", 10_000)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("score.xml", score([note("C4", 2)]) + b" " * 10_001)
+    with raises_code("file-damaged", DataError):
+        read_musicxml(packed.getvalue())
