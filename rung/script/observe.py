@@ -8,7 +8,7 @@ of it is kept alive or changed, and what goes wrong in here ends the observing, 
 What was found becomes an event `observed`, of which the rules of doctor/rules/own_loops.py read the last:
 
     rows, updates      rows of training so far, and steps of any optimizer of torch
-    looks, tensors     how often weights were compared, and how many are compared
+    looks, num_tensors how often weights were compared, and how many are compared
     moved              of these, how many have ever changed
     still              names of those that had a gradient, and have never changed
     no_gradient        how many of an optimizer's tensors had no gradient at any look
@@ -206,7 +206,7 @@ class Observer:
             "rows": self._num_rows,
             "updates": self._num_updates,
             "looks": self._num_looks,
-            "tensors": len(owned),
+            "num_tensors": len(owned),
             "moved": sum(sample.has_moved for sample in owned),
             "still": [s.name for s in owned if not s.has_moved and s.num_gradients >= 2][:20],
             "no_gradient": sum(sample.num_seen > 0 and sample.num_gradients == 0 for sample in owned),

@@ -53,7 +53,7 @@ def test_what_is_learned_is_the_same_to_the_bit_and_rates_are_recorded(start: St
     lr = found.metrics(["lr"])["lr"]
     assert lr[1:] == [1e-2] * 79  # torch was looked at from the first row on
     observed = observed_in(found)
-    assert (observed["rows"], observed["tensors"], observed["moved"], observed["accumulates"]) == (80, 4, 4, False)
+    assert (observed["rows"], observed["num_tensors"], observed["moved"], observed["accumulates"]) == (80, 4, 4, False)
 
 
 def test_a_model_is_not_kept_alive_and_no_hook_is_left(start: Start) -> None:

@@ -33,7 +33,7 @@ def weights_do_not_move(history: History) -> Iterator[Finding]:
     """What the observer of the loop has seen; silent where the loop updates its weights without an optimizer."""
     seen: dict[str, Any] = history.derived.get("observed") or {}
     rows, updates, looks = (int(seen.get(name) or 0) for name in ("rows", "updates", "looks"))
-    tensors, moved = int(seen.get("tensors") or 0), int(seen.get("moved") or 0)
+    tensors, moved = int(seen.get("num_tensors") or 0), int(seen.get("moved") or 0)
     still, left_out = (list(map(str, seen.get(name) or ())) for name in ("still", "left_out"))
     if rows < FEW_ROWS and updates < FEW_ROWS:
         raise NotLooked(f"{rows} rows of training are too few", f"a run of {FEW_ROWS} rows")
