@@ -240,6 +240,17 @@ def test_what_is_wrong_with_an_array_is_named(part: str) -> None:
     assert "z: float" in found.detail
 
 
+@pytest.mark.parametrize("declared", [(), ("z",), ("x",)])
+def test_whole_numbers_that_stand_still_are_a_fault_where_they_may_be_an_input(declared: tuple[str, ...]) -> None:
+    """A task, a length or a prompt that all rows share is none where the recipe says what the model is to use."""
+    one = type("Declared", (Odd,), {
+        "extra": {"z": np.zeros(512, np.int64)}, "extra_at_eval": None,
+        "inputs": lambda self: [Input(name, [name]) for name in declared],
+    })  # fmt: skip
+    found = [r for r in levels(ARRAYS, CheckContext(setup_of(one, "num_rows=512"))) if "z is silent" in r.seen]
+    assert bool(found) == (declared != ("x",))
+
+
 def test_a_target_is_not_called_an_input() -> None:
     [found] = [r for r in looked({"z": 1e6 * NOISE}) if r.level != "pass"]
     assert found.level == "warn"

@@ -151,6 +151,9 @@ def _faults(context: CheckContext, stats: ArrayStats, known: Mapping[str, Any]) 
         return
     if stats.is_mask or len(array) < 2:
         return
+    declared = {other for one in context.setup.recipe.inputs() for other in one.tensors}
+    if stats.is_ids and declared and name not in declared and (array == array[:1]).all():
+        return  # not what the model is to use: lengths, tasks and prompts that data of one kind has one of
     if array.min() == array.max():
         if array.flat[0] != 1:  # ones are flags, or weights, that do not differ yet
             what = "is silent: all zero" if not array.any() else f"is constant: {array.flat[0]:g}"
