@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from rung.doctor.diagnose import diagnose
+from rung.doctor.diagnose import ask, conclude, tally, verdict
 from rung.doctor.history import History, read
 from rung.doctor.preflight.result import CheckContext
 from rung.recipe import Recipe
@@ -18,10 +18,12 @@ Found = Mapping[str, str]  # rule -> severity: info, warn, sick, fatal
 
 
 class Seen(NamedTuple):
-    """What was found, and the record or the context in which it was."""
+    """What was found, in which record or context; of a run also its verdict and the rules that did not look."""
 
     found: Found
     evidence: History | CheckContext | None = None
+    not_looked_at: Collection[str] = ()
+    verdict: str = ""
 
 
 Ask = Callable[[Path, int], Seen]  # a folder for runs, a seed
@@ -50,7 +52,11 @@ class Case:
 
 
 def diagnosed(history: History) -> Seen:
-    return Seen({f.rule: f.severity for f in sorted(diagnose(history), key=lambda f: f.rank)}, history)
+    answers = ask(history, raises=True)
+    found = conclude(answers)
+    counted = tally(answers, found)
+    severities = {f.rule: f.severity for f in sorted(found, key=lambda f: f.rank)}
+    return Seen(severities, history, counted["not_looked_at"], verdict(history, counted)[0])
 
 
 @dataclass(frozen=True)

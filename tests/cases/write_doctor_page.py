@@ -5,31 +5,36 @@
 
 The figures are measured as test_cases.py judges them: a sick case counts as caught when its rule speaks with at least
 the severity that the case asks for; every other rule that says sick there, and whatever says warn of a twin, is a false
-alarm.
+alarm. Every case that a training script can have is run as one too, its twin with one seed.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import multiprocessing
+import os
 import re
 import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 
+from rung.doctor.finding import SEVERITIES
 from rung.doctor.rules import catalogue
+from tests.cases.case import Ask, Trained
 from tests.cases.catalog import cases
+from tests.cases.script import script_case
 from tests.cases.test_cases import SEEDS, at_least
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
-CATALOGUE, FIGURES = "catalogue", "figures"
+CATALOGUE, FIGURES, IN_SCRIPTS = "catalogue", "figures", "figures of scripts"
 ROWS = (
     "loss", "loss_se", "norm", "norm_clipped", "norm_first", "rows_first", "lr", "targets", "targets_min", "skipped",
     "scale", "step_s", "wait_s", "copy_s", "mfu", "follows", "fresh", "batch_hash", "memory_mb", "reserved_mb",
@@ -53,9 +58,15 @@ class Score:
 
     num_cases: int = 0
     caught: int = 0
+    not_looked_at: int = 0  # not caught, and the doctor says that this rule did not look
+    called_healthy: list[str] = field(default_factory=list)  # the verdict on a sick run, whatever the rules said
     others: list[str] = field(default_factory=list)  # another root cause in a sick run
     num_twins: int = 0
     alarms: list[str] = field(default_factory=list)  # anything in a healthy one
+
+    def add(self, other: Score) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 def catalogue_table() -> str:
@@ -88,52 +99,77 @@ def _calls(
     return seen
 
 
-def judge(num_cases: int, num_processes: int = 2) -> dict[str, Score]:
-    """Runs every case; minutes for all of them."""
+def judge(num_cases: int, is_script: bool, num_processes: int = 2) -> dict[str, Score]:
+    """Runs every case; a quarter of an hour and more for all of them."""
     scores: dict[str, Score] = {}
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-        for rule, one in pool.map(judge_one, range(num_cases)):
-            score = scores.setdefault(rule, Score())
-            for name in ("num_cases", "caught", "others", "num_twins", "alarms"):
-                setattr(score, name, getattr(score, name) + getattr(one, name))
+        for rule, one in pool.map(judge_one, range(num_cases), [is_script] * num_cases):
+            if one.num_cases:
+                scores.setdefault(rule, Score()).add(one)
     return scores
 
 
-def judge_one(number: int) -> tuple[str, Score]:
-    """The case of this number, by which processes can name it: sick once, its twin with every seed."""
+def judge_one(number: int, is_script: bool) -> tuple[str, Score]:
+    """The case of this number, by which processes can name it: sick once, its twin with every seed.
+
+    As a script only what a script can do wrong: a model, data, loss and settings that are a recipe's in the catalogue.
+    """
     torch.set_num_threads(1)
-    case, score = cases()[number], Score(num_cases=1)
-    with tempfile.TemporaryDirectory() as folder:
-        found = case.sick(Path(folder) / "sick", 1).found
-        score.caught += case.rule in at_least(found, case.severity)
-        score.others += [f"{case.name}: {rule}" for rule in at_least(found, "sick") if rule != case.rule]
-        for seed in SEEDS:
-            wrong = at_least(case.healthy(Path(folder) / f"healthy{seed}", seed).found, "warn")
+    case, score = cases()[number], Score()
+    sick, healthy, seeds = case.sick, case.healthy, SEEDS
+    if is_script:
+        if not (isinstance(sick, Trained) and isinstance(healthy, Trained)):
+            return case.rule, score
+        sick, healthy, seeds = as_script(sick), as_script(healthy), SEEDS[:1]
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet, contextlib.redirect_stderr(quiet):
+        seen = sick(Path(folder) / "sick", 1)
+        score.num_cases = 1
+        least = min(case.severity, "warn", key=SEVERITIES.index) if is_script else case.severity
+        score.caught = int(case.rule in at_least(seen.found, least))
+        score.not_looked_at = int(not score.caught and case.rule in seen.not_looked_at)
+        score.called_healthy = [case.name] if seen.verdict == "healthy" and case.severity != "info" else []
+        score.others = [f"{case.name}: {rule}" for rule in at_least(seen.found, "sick") if rule != case.rule]
+        for seed in seeds:
+            wrong = at_least(healthy(Path(folder) / f"healthy{seed}", seed).found, "warn")
             score.num_twins += 1
             score.alarms += [f"twin of {case.name}, seed {seed}: {rule}" for rule in wrong]
-    outcome = "caught" if score.caught else f"missed, found {dict(found)}"
-    print(f"{case.rule} {case.name}: {outcome}; {[*score.others, *score.alarms]}", file=sys.stderr, flush=True)  # noqa: T201
+    outcome = "caught" if score.caught else f"missed, found {dict(seen.found)}, {seen.verdict}"
+    where = "script " if is_script else ""
+    print(
+        f"{where}{case.rule} {case.name}: {outcome}; {[*score.others, *score.alarms]}", file=sys.__stderr__, flush=True
+    )
     return case.rule, score
 
 
+def as_script(of: Trained) -> Ask:
+    return lambda root, seed: script_case(of.recipe, root, *of.overrides, seed=seed)
+
+
 def figures_table(scores: dict[str, Score]) -> str:
-    rows = ["| entry | cases caught | twins without alarm | other alarms |", "|---|---|---|---|"]
+    rows = ["| entry | cases caught | not looked at | twins without alarm | other alarms |", "|---|---|---|---|---|"]
     for rule, score in sorted(scores.items(), key=lambda pair: (pair[0][0], int(pair[0][1:]))):
         quiet = score.num_twins - len({alarm.rpartition(":")[0] for alarm in score.alarms})
         wrong = "; ".join([*score.others, *score.alarms]) or "none"
-        rows.append(f"| {rule} | {score.caught} of {score.num_cases} | {quiet} of {score.num_twins} | {wrong} |")
+        rows.append(
+            f"| {rule} | {score.caught} of {score.num_cases} | {score.not_looked_at} | {quiet} of {score.num_twins} "
+            f"| {wrong} |"
+        )
     return "\n".join([*rows, "", summary(scores)])
 
 
 def summary(scores: dict[str, Score]) -> str:
-    num_cases, caught = (sum(getattr(s, name) for s in scores.values()) for name in ("num_cases", "caught"))
-    false = sum(len(s.others) + len(s.alarms) for s in scores.values())
-    num_twins = sum(s.num_twins for s in scores.values())
-    precision = caught / (caught + false) if caught else 0.0
-    recall = caught / max(num_cases, 1)
+    total = Score()
+    for score in scores.values():
+        total.add(score)
+    false = len(total.others) + len(total.alarms)
+    precision = total.caught / (total.caught + false) if total.caught else 0.0
+    missed = total.num_cases - total.caught - total.not_looked_at
     return (
-        f"Over {num_cases} sick runs and {num_twins} healthy ones: recall {recall:.3f} ({caught} of {num_cases} "
-        f"diseases named), precision {precision:.3f} ({false} false alarms)."
+        f"Over {total.num_cases} sick runs and {total.num_twins} healthy ones: recall "
+        f"{total.caught / max(total.num_cases, 1):.3f} ({total.caught} of {total.num_cases} diseases named, "
+        f"{total.not_looked_at} not looked at, {missed} missed), precision {precision:.3f} ({false} false alarms). "
+        f"Sick runs that were called healthy: {len(total.called_healthy)}"
+        + (f" ({'; '.join(total.called_healthy)})." if total.called_healthy else ".")
     )
 
 
@@ -155,7 +191,8 @@ def _pattern(name: str) -> str:
 def main(args: Sequence[str]) -> None:
     text = put(PAGE.read_text("utf-8"), CATALOGUE, catalogue_table())
     if "--catalogue" not in args:
-        text = put(text, FIGURES, figures_table(judge(len(cases()))))
+        text = put(text, FIGURES, figures_table(judge(len(cases()), is_script=False)))
+        text = put(text, IN_SCRIPTS, figures_table(judge(len(cases()), is_script=True)))
     PAGE.write_text(text, "utf-8")
 
 
