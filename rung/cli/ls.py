@@ -48,8 +48,8 @@ def command(root: Path, as_json: bool, url: str | None, **asked: Any) -> None:
     """List runs, all of them or those of some EXPERIMENTs.
 
     The loss is that of the best eval; the step is the last that was logged. A run whose process is gone without a
-    trace is shown as vanished, one on a machine that cannot be seen from here, and that gave no sign of life for five
-    minutes, as silent.
+    trace is shown as vanished, one on a machine that cannot be seen from here, and that gave no sign of life for 30
+    seconds, as silent.
 
     \b
     Examples:

@@ -12,8 +12,10 @@ import os
 import platform
 import re
 import shutil
+import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +28,7 @@ from rung.parse import mismatch
 from rung.runs import paths
 from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
-from rung.runs.process import HEARTBEAT, Liveness, liveness, this_process
+from rung.runs.process import BEAT_S, HEARTBEAT, Liveness, liveness, this_process
 from rung.runs.provenance import environment, packages, snapshot
 
 SCHEMA = 1  # raise it when an older reader would misread a run
@@ -71,10 +73,12 @@ class Record:
         self._events = LineFile(path / "events.ndjson")
         self._heartbeat = path / HEARTBEAT
         self._has_rows = False
-        self._next_beat = 0.0
         self._followers: list[Follower] = []
         self._pid = os.getpid()
-        self.beat()
+        self._is_closed = threading.Event()
+        _beat(self._heartbeat)
+        threading.Thread(target=_beat_until, args=(self._is_closed, self._heartbeat), daemon=True).start()
+        weakref.finalize(self, self._is_closed.set)  # of a record that somebody forgot to close
         if code.get("warning"):
             self.event("warning", text=f"code snapshot: {code['warning']}")
 
@@ -207,7 +211,6 @@ class Record:
             # Where this segment begins, so that what it supersedes is known without opening the rows.
             *before, part = self._document["segments"]
             self.update(segments=[*before, {**part, "first_step": step}])
-        self.beat()
         for follower in self._followers:
             follower.row(step, values)
 
@@ -257,21 +260,10 @@ class Record:
 
     def close(self) -> None:
         """Closes the files without recording an end; a run left like this is shown as vanished."""
+        self._is_closed.set()
         self._metrics.close()
         self._tables.close()
         self._events.close()
-
-    def beat(self) -> None:
-        """A sign of life for those who look from another machine; cheap, at most one a second reaches the disk."""
-        now = time.monotonic()
-        if now < self._next_beat:
-            return
-        self._next_beat = now + 1.0
-        with contextlib.suppress(OSError):  # a full disk is reported by the row that does not fit
-            try:
-                os.utime(self._heartbeat)
-            except FileNotFoundError:
-                self._heartbeat.touch()
 
     def add_sample(self, step: int, name: str, data: bytes, caption: str = "") -> Path:
         """Keeps an artifact of state `step` and records an event."""
@@ -283,6 +275,20 @@ class Record:
             write_whole(path, data)
         self.event("sample", step=step, path=path.relative_to(self.path).as_posix(), caption=caption)
         return path
+
+
+def _beat_until(is_closed: threading.Event, heartbeat: Path) -> None:
+    while not is_closed.wait(BEAT_S):
+        _beat(heartbeat)
+
+
+def _beat(heartbeat: Path) -> None:
+    """A sign of life for those who look from another machine."""
+    with contextlib.suppress(OSError):  # a full disk is reported by the row that does not fit
+        try:
+            os.utime(heartbeat)
+        except FileNotFoundError:
+            heartbeat.touch()
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:

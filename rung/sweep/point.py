@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from rung.errors import UserError
 from rung.runs.files import refused
+from rung.runs.process import BEAT_S
 from rung.runs.query import Run
 from rung.runs.record import utc_now
 from rung.sweep import state
@@ -165,7 +166,7 @@ class StopRequest:
         """How often a stop was asked for; twice means at once."""
         now = time.monotonic()
         if not self._num_asked and now >= self._next_look_s:
-            self._next_look_s = now + state.BEAT_S
+            self._next_look_s = now + BEAT_S
             self._num_asked = int(state.is_asked_to_stop(self._sweep))
         return self._num_asked
 
@@ -202,7 +203,7 @@ def follow(command: Sequence[str], log: Path, stop: StopRequest, claim: state.Cl
     num_sent, next_beat_s = 0, 0.0
     while (code := child.poll()) is None:
         if time.monotonic() >= next_beat_s:
-            next_beat_s = time.monotonic() + state.BEAT_S
+            next_beat_s = time.monotonic() + BEAT_S
             if not claim.beat():
                 pids = [child.pid]
                 for file in Path(f"/proc/{child.pid}/task").glob("*/children"):  # ranks of torchrun would outlive it

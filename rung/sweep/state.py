@@ -29,7 +29,6 @@ from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import utc_now
 from rung.sweep.space import Sweep
 
-BEAT_S = 2.0  # between signs of life of a claim, and looks for a request to stop
 OUTCOMES = ("finished", "stopped", "failed", "refused", "again")
 _STOP = "stop"
 # What readers of a claim rely on; one of another shape is what a power cut leaves, see _open.
@@ -61,10 +60,10 @@ class Claim:
         """outcome and text of the claim before this one."""
         return self.document.get("after") or {}
 
-    def life(self) -> Liveness:
+    def life(self, now_s: float | None = None) -> Liveness:
         """Whether the process that holds it is there: by its pid on this machine, by its sign of life elsewhere."""
         with contextlib.suppress(OSError):
-            return liveness(self.document.get("process"), self.path.stat().st_mtime)
+            return liveness(self.document.get("process"), self.path.stat().st_mtime, now_s)
         return Liveness("vanished", "the claim is gone")
 
     @property
@@ -126,6 +125,8 @@ def take(sweep: Sweep, key: str) -> Claim | None:
             path, beside = folder / f"{key}.{number}.json", folder / f".{key}.{uuid.uuid4().hex}.part"
             try:
                 beside.write_bytes(to_json(document) + b"\n")
+                if last and last.outcome is None and last.life(beside.stat().st_mtime).word == "running":
+                    return None  # by the clock of the disk, which is that of its signs of life
                 os.link(beside, path)  # whole from the first moment, and there is one winner
                 return Claim(path, number, document)
             except FileExistsError:

@@ -141,8 +141,13 @@ SHORT: dict[str, tuple[str, ...]] = {  # what a preset does at its end, cut shor
     "music": ("sampling.seconds=0.1", "data.batch_size=2"),
     "piano": ("sampling.num_tokens=20",),
     # (data of a test is mel's, and a machine that reaches nothing has no weights of others)
-    "speech": ("sampling.num_tokens=20", "encoder.name=mel", "model.audio.n_layer=2", "model.audio.stack=4",
-               "model.lm.name=bytes"),
+    "speech": (
+        "sampling.num_tokens=20",
+        "encoder.name=mel",
+        "model.audio.n_layer=2",
+        "model.audio.stack=4",
+        "model.lm.name=bytes",
+    ),
     "text": ("sampling.num_tokens=20",),
     "world": ("sampling.num_frames=3", "evaluation.horizon=4", "evaluation.num_rollouts=2"),
 }

@@ -8,6 +8,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,16 +190,20 @@ def test_reopen_continues_in_a_new_segment(start: Start, tmp_path: Path) -> None
         Record.reopen(tmp_path / "nowhere", command=[])
 
 
-def test_beat_touches_at_most_once_a_second(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, now, touched = start(), [1e6], []
-    monkeypatch.setattr(record_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(record_module.os, "utime", lambda path: touched.append(path))
-    record._next_beat = now[0]
-    for _ in range(5):
-        record.beat()
-    now[0] += 1.0
-    record.beat()
-    assert len(touched) == 2
+def test_a_run_beats_through_a_long_eval_and_no_longer_than_it_is_open(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_module, "BEAT_S", 0.01)
+    beating = set(threading.enumerate())
+    record = start()
+    [thread] = set(threading.enumerate()) - beating
+    os.utime(record.path / "heartbeat", (0, 0))
+    deadline = time.monotonic() + 60
+    while not (record.path / "heartbeat").stat().st_mtime:  # while nothing is logged
+        assert time.monotonic() < deadline
+    record.close()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_no_secret_of_the_environment_is_kept(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

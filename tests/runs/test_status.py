@@ -83,6 +83,7 @@ def test_a_recycled_pid_is_not_the_run(start: Start) -> None:
 
 def elsewhere(record: Record, age_s: float, **fields: Any) -> Run:
     amend(record.path, process={**this_process(), **fields})
+    record.close()  # or it would beat again
     os.utime(record.path / HEARTBEAT, (time.time() - age_s,) * 2)
     return Run(record.path, read_document(record.path))
 
@@ -107,6 +108,7 @@ def test_other_machines_are_judged_by_their_heartbeat(fields: dict[str, str], st
 
 def test_a_run_without_any_sign(start: Start) -> None:
     record = start()
+    record.close()
     amend(record.path, process=None)
     os.remove(record.path / HEARTBEAT)
     assert status(record.path) == "silent"

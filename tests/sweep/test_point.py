@@ -224,7 +224,7 @@ def test_one_that_lost_its_claim_leaves_no_rank_behind(folder: Path, monkeypatch
     sweep = made_sweep(folder / "runs")
     claim = state.take(sweep, sweep.points[0].key)
     assert claim is not None
-    monkeypatch.setattr(state, "BEAT_S", 0.0)
+    monkeypatch.setattr(point_module, "BEAT_S", 0.0)
     monkeypatch.setattr(state.Claim, "beat", lambda self: not Path("rank").exists())
     command = [sys.executable, "-c", RANKS]
     assert point_module.follow(command, folder / "log", point_module.StopRequest(sweep), claim) == point_module.LOST

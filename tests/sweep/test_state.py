@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_a_process_that_cannot_be_seen_holds_a_point_as_long_as_it_gives_signs_o
     os.utime(claim.path, (silent, silent))
     assert state.states(sweep)[key].word == "lost"
     assert state.take(sweep, key) is not None
+
+
+def test_a_machine_whose_clock_is_ahead_takes_nothing_from_those_who_are_there(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = sweep.points[0].key
+    claim = state.take(sweep, key)
+    assert claim is not None
+    claim.path.write_text(json.dumps({**claim.document, "process": {**this_process(), "host": "another"}}))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 2 * SILENT_S)
+    assert state.states(sweep)[key].word == "lost"  # by this clock
+    assert state.take(sweep, key) is None
 
 
 def test_a_damaged_claim_counts_until_it_has_gone_silent(sweep: Sweep) -> None:
