@@ -73,7 +73,7 @@ def normal(text: str) -> str:
     return "\n".join(re.sub(r"(?<=\S) {2,}", "  ", line).rstrip() for line in text.splitlines())
 
 
-def call(line: str) -> str:
+def call(line: str, is_normal: bool = True) -> str:
     """What a shell shows of `rung ...`, in this process; `| head -N` cuts what is long."""
     words = shlex.split(line)
     most = int(words[-1][1:]) if words[-3:-1] == ["|", "head"] else None
@@ -93,7 +93,7 @@ def call(line: str) -> str:
         code = int(ended.code or 0)
     finally:
         sys.argv = before
-    shown = normal(out.getvalue())
+    shown = normal(out.getvalue()) if is_normal else out.getvalue()
     shown = "\n".join(shown.splitlines()[:most])
     return shown + (f"\n(exits with {code})" if code else "")
 
@@ -172,6 +172,34 @@ def test_a_verb_prints_its_transcript(verb: str, folder: Path, monkeypatch: pyte
     for line, text, session in zip(lines, printed, sessions):
         expected = session.partition("\n")[2]
         assert text.split() == expected.split(), f"$ {line}\n{text}"
+
+
+READING = (
+    "rung ls", "rung ls --changed", "rung ls --tree", "rung ls --group", "rung show bach/1", "rung show piano/2 --all",
+    "rung diff bach/1 bach/2", "rung diff piano/1 piano/2", "rung doctor piano/2",
+    "rung ab --judge bach/1 bach/3 bach/5 -- bach/2 bach/4 bach/6", "rung du", "rung recipes", "rung config piano",
+    "rung sweep show lr", "rung sweep ls",
+)  # fmt: skip
+NAMED = {"rung ls": ("bach/1", "bach/6", "crashed"), "rung ls --changed": ("bach/1", "piano/1", "crashed", "loss")}
+TO_COPY = ("rung ", "to continue: rung ")  # a command stays in one piece
+
+
+@pytest.mark.parametrize("line", READING)
+def test_a_narrow_terminal_breaks_nothing(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word and number at 80 columns is one at 120, no line of several words stands over, and runs are named."""
+    for name in ("RUNG_RUNS", "RUNG_DATA", "RUNG_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    words = {}
+    for width in (120, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        printed = call(line, is_normal=False)
+        assert "(exits with 2)" not in printed, printed
+        words[width] = set(re.sub(r"\d", "0", printed.replace("# ", "")).split())  # ages differ between two calls
+        too_long = [one for one in printed.splitlines() if len(one) > width and " " in one.strip()]
+        assert not [one for one in too_long if not one.lstrip().startswith(TO_COPY)], too_long
+    note = printed.partition("… not shown")[2]
+    assert words[80] - words[120] <= set(note.split()) | {"…", "not", "shown,", "#"}
+    assert set(NAMED.get(line, ())) <= set(printed.split())
 
 
 def test_every_transcript_is_of_a_verb() -> None:

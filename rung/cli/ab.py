@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from rung.cli.show import is_number
 from rung.cli.sweep_table import Display, print_plan
 from rung.cli.trial import Arm, Cell, Trial, changed_keys, refuse_other_horizon
 from rung.errors import RunError, UserError
-from rung.report.table import one_line, print_table, printable
+from rung.report.table import one_line, paragraph, print_table, printable
 from rung.runs.query import Run, open_run, ref
 from rung.runs.record import append_event
 from rung.sweep import state
@@ -396,19 +395,19 @@ def _print_judgements(
         known = [vars(floor) if floor else None for floor in floors]
         print_json({**more, "metric": metrics[0], "metrics": metrics, "floor": known[0], "variants": rows})
         return
-    click.echo(one_line(f"A: {' '.join(more['a_runs'])}, {', '.join(metrics)}"))
+    echo(one_line(f"A: {' '.join(more['a_runs'])}, {', '.join(metrics)}"))
     for metric, floor in zip(metrics, floors):
         of_metric = f" of {metric}" if len(metrics) > 1 else ""
-        click.echo(
+        echo(
             one_line(f"noise{of_metric}: {floor.words if floor else 'not known; it takes three seeds of one config'}")
         )
     for judgement, names in zip(judgements, of):
         factor = f" ({judgement.factor})" if judgement.factor else ""
         by = f" by {judgement.metric}" if len(metrics) > 1 else ""
-        click.echo()
-        click.secho(one_line(f"B: {' '.join(names)}{factor}{by}"))
+        echo()
+        echo(one_line(f"B: {' '.join(names)}{factor}{by}"))
         _print_last(judgement)
-    click.echo(f"\nthe intervals hold jointly: these {len(judgements)} share the error rate of a single one")
+    echo(f"\nthe intervals hold jointly: these {len(judgements)} share the error rate of a single one")
 
 
 def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) -> None:
@@ -437,7 +436,7 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
             [str(p.seed), " ".join(p.a), " ".join(p.b), f"{p.value_a:.4f}", f"{p.value_b:.4f}", f"{p.difference:+.4f}"]
             for p in judgement.pairs
         ]
-        print_table(head, rows, numeric=(0, 3, 4, 5))
+        print_table(head, rows, numeric=(0, 3, 4, 5), keep=range(6))
     facts = {
         "factor": judgement.factor,
         "effect": effect,
@@ -451,14 +450,14 @@ def _print_judgement(judgement: Judgement, more: dict[str, Any], as_json: bool) 
     lines += [f"because  {text}" for text in (*judgement.confounders, *judgement.reasons)]
     lines += [f"left out {text}" for text in judgement.left_out]
     for line in lines:
-        echo(textwrap.fill(one_line(line[9:]), 118, initial_indent=line[:9], subsequent_indent=" " * 9))
+        echo(paragraph(one_line(line[9:]), line[:9], " " * 9))
     _print_last(judgement)
 
 
 def _print_last(judgement: Judgement) -> None:
-    echo(one_line(judgement.summary_line()), bold=True)
+    echo(paragraph(one_line(judgement.summary_line())), bold=True)
     if judgement.what_next:
-        echo(f"next     {one_line(judgement.what_next)}")
+        echo(paragraph(one_line(judgement.what_next), "next     ", " " * 9))
 
 
 def _two(a: float, b: float) -> str:

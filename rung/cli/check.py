@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -61,7 +60,7 @@ def command(
         if steps:
             restore(setup, saves.at(steps[-1]))
         else:  # a run that ended before its first one
-            click.echo(f"{found.id} has no save; it is checked as it started", err=True)
+            echo(f"{found.id} has no save; it is checked as it started", err=True)
 
     def report(name: str, done: int, total: int) -> None:
         echo(f"\r\x1b[K{done}/{total} {name}", nl=False, err=True)
@@ -76,8 +75,7 @@ def command(
     if as_json:
         echo_json(json.dumps({"results": [r.to_dict() for r in results], "seconds": seconds}, indent=1))
     else:
-        width = min(120, shutil.get_terminal_size((120, 24)).columns)
-        echo(render(results, seconds, width, has_details=not is_quick))
+        echo(render(results, seconds, has_details=not is_quick))
     setup.world.leave()
     if any(result.level == "fail" for result in results):
         sys.exit(1)

@@ -18,6 +18,7 @@ from rung.cli.options import config_option, json_option
 from rung.config import Key, Schema
 from rung.errors import UserError
 from rung.recipes import CATALOG, find_recipe
+from rung.report.table import PARAGRAPH, columns, paragraph
 from rung.resolve import resolve, schema_of
 from rung.text import echo, echo_json
 from rung.units import Budget
@@ -70,7 +71,15 @@ def command(
         for found in keys:
             shown = _yaml(found, values[found.name])
             line = f"{'  ' if group else ''}{found.name.rpartition('.')[2]}: {shown}"
-            echo(f"{line:<44}  # {found.doc}  [{config.sources[found.name]}]")
+            about = f"{found.doc}  [{config.sources[found.name]}]"
+            indent = "  " if group else ""
+            if len(beside := f"{line:<44}  # {about}") <= columns():  # and in a file, where the keys are counted
+                echo(beside)
+            elif columns() >= PARAGRAPH:
+                echo(paragraph(about, f"{line:<44}  # ", f"{'':<44}  # "))
+            else:
+                echo(paragraph(about, f"{indent}# ", f"{indent}# "))
+                echo(line)
 
 
 INTRO = """\

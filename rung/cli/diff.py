@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rung.cli.options import print_json, runs_option
-from rung.report.table import print_table
+from rung.report.table import Coloured, paragraph, print_table
 from rung.runs.files import to_json
 from rung.runs.query import open_run
 from rung.text import echo, one_line, visible
@@ -75,9 +74,9 @@ def command(
         why = f"  why: {shown(str(run.document['why']), 200)}" if run.document.get("why") else ""
         step = "nothing logged" if run.step is None else f"step {run.step}"
         echo(f"{name}  {shown(run.status, 200)}, {step}{parent}{why}")
-    echo(_folded(shown(strict.words, 2000)), bold=True)
+    echo(paragraph(shown(strict.words, 2000)), bold=True)
     for note in comparison.notes:
-        echo(_folded(shown(note, 400)))
+        echo(paragraph(shown(note, 400)))
 
     rows = []
     for one in [one for one in comparison.differences if one.part == "config"]:
@@ -90,7 +89,7 @@ def command(
     if rows:
         head = ["key", *names, "what it is", "set by", "detail"]
         width = len(head) if any(row[-1] for row in rows) else len(head) - 1
-        print_table(head[:width], [row[:width] for row in rows])
+        print_table(head[:width], [row[:width] for row in rows], keep=(0, 1, 2, 3))
 
     _print_code(comparison, strict, "all" if patch else "none" if stat else "short")
 
@@ -101,12 +100,12 @@ def command(
         rows.append([one.part, shown(one.name), *values, _weight(one, strict), shown(one.detail, 300)])
     if rows:
         echo("\nconditions")
-        print_table(["part", "what", *names, "what it is", "detail"], rows)
+        print_table(["part", "what", *names, "what it is", "detail"], rows, keep=range(5))
     if comparison.same:
-        echo("\n" + _folded(f"the same: {shown('; '.join(comparison.same), 1000)}"))
+        echo("\n" + paragraph(f"the same: {shown('; '.join(comparison.same), 1000)}"))
 
     _print_outcome(happened, names)
-    echo("\n" + _folded(f"not looked at: {shown('; '.join(comparison.unknown), 1000)}"))
+    echo("\n" + paragraph(f"not looked at: {shown('; '.join(comparison.unknown), 1000)}"))
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -155,10 +154,6 @@ def _side_plain(side: Side) -> dict[str, Any]:
     return {**vars(side), **{name: None if point is None else point._asdict() for name, point in points.items()}}
 
 
-def _folded(text: str) -> str:
-    return textwrap.fill(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def _weight(difference: Difference, strict: Strictness) -> str:
     if difference in strict.allowed:
         return "allowed"
@@ -172,7 +167,7 @@ def _print_code(comparison: Comparison, strict: Strictness, how: str) -> None:
     code = comparison.code
     changes = [one for one in comparison.differences if one.part == "code"][: len(code.files)]
     if code.problem:
-        echo("\n" + _folded(f"code: unknown, {shown(code.problem, 600)}"))
+        echo("\n" + paragraph(f"code: unknown, {shown(code.problem, 600)}"))
     elif not code.files:
         echo("\ncode: the same" + (", as far as it was executed" if code.is_executed else ""))
     else:
@@ -184,7 +179,7 @@ def _print_code(comparison: Comparison, strict: Strictness, how: str) -> None:
         if len(changes) > len(listed):
             echo(f"and {len(changes) - len(listed)} more (--stat lists all)")
     for note in code.notes:
-        echo(_folded(shown(note, 600)))
+        echo(paragraph(shown(note, 600)))
     if not code.patch or how == "none":
         return
     lines = code.patch.removesuffix("\n").split("\n")
@@ -207,7 +202,8 @@ def _print_outcome(happened: Outcome, names: tuple[str, str]) -> None:
     for what in ("final", "best"):
         points = [getattr(side, what) for side in sides]
         cells = ["-" if point is None else f"{_figure(point.value)} at {point.step:.0f}" for point in points]
-        rows.append([what, *cells, "" if None in points else _figure(points[1].value - points[0].value, "+.3g")])
+        change = "" if None in points else _change(points[1].value - points[0].value, happened.is_lower_better)
+        rows.append([what, *cells, change])
     speeds = ["-" if side.steps_per_s is None else f"{side.steps_per_s:.3g} steps/s" for side in sides]
     for i, side in enumerate(sides):
         if side.targets_per_s is not None:
@@ -220,14 +216,15 @@ def _print_outcome(happened: Outcome, names: tuple[str, str]) -> None:
     pairs = [[(shared.step, shared.b) for shared in points] for points in (happened.at_steps, happened.at_targets)]
     is_twice = pairs[0] == pairs[1]
     title = "at equal steps, which are equal targets" if is_twice else "at equal steps"
-    _print_curves(title, "step", happened.at_steps, names)
+    _print_curves(title, "step", happened.at_steps, names, happened.is_lower_better)
     if not is_twice:
-        _print_curves(f"at equal targets, {names[1]} between its evals", "targets", happened.at_targets, names)
+        title = f"at equal targets, {names[1]} between its evals"
+        _print_curves(title, "targets", happened.at_targets, names, happened.is_lower_better)
     for problem in happened.problems:
-        echo(_folded(shown(problem, 400)))
+        echo(paragraph(shown(problem, 400)))
 
 
-def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str, str]) -> None:
+def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str, str], is_lower_better: bool) -> None:
     if not points:
         return
     last = len(points) - 1
@@ -235,9 +232,15 @@ def _print_curves(title: str, head: str, points: list[Shared], names: tuple[str,
     picked = evenly if last >= NUM_ROWS else range(last + 1)
     echo(f"\n{title}" + (f" ({len(picked)} of {len(points)})" if len(picked) < len(points) else ""))
     rows = [
-        [f"{p.at:.0f}", _figure(p.a), _figure(p.b), _figure(p.b - p.a, "+.3g")] for p in (points[i] for i in picked)
+        [f"{p.at:.0f}", _figure(p.a), _figure(p.b), _change(p.b - p.a, is_lower_better)]
+        for p in (points[i] for i in picked)
     ]
     print_table([head, *names, "B - A"], rows, numeric=(0, 1, 2, 3))
+
+
+def _change(value: float, is_lower_better: bool) -> str:
+    text = _figure(value, "+.3g")
+    return Coloured(text, "green" if (value < 0) == is_lower_better else "red") if value else text
 
 
 def _figure(value: float, form: str = "") -> str:

@@ -58,7 +58,7 @@ def command(args: tuple[str, ...], num_top: int | None, root: Path, as_json: boo
         rows.append((f"all {len(found)}", sum(sums.values()), sums))
         cells = [[printable(name), size(num_bytes), *(size(by[kind]) if by[kind] else "-" for kind in KINDS)]
                  for name, num_bytes, by in rows]  # fmt: skip
-        print_table(["run", "total", *KINDS], cells, numeric=range(1, len(KINDS) + 2))
+        print_table(["run", "total", *KINDS], cells, numeric=range(1, len(KINDS) + 2), keep=(0, 1))
         if total != sum(sums.values()):
             echo(f"runs share files by hard links: together they take {size(total)}")
     if trash:

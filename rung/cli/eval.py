@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rung.cli.options import json_option, runs_option, trust_option
-from rung.report.table import print_table
+from rung.report.table import loss_text, paragraph, print_table, value_text
 from rung.text import echo, echo_json, one_line
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def print_results(found: Evaluation, as_json: bool) -> None:
         echo_json(json.dumps(found.sets, indent=1))
         return
     for name, values in found.items():
-        echo(f"{name}: loss {values['loss']:.6f} over {values['targets']:.0f} targets")
+        echo(f"{name}: loss {loss_text(values['loss'])} over {values['targets']:.0f} targets")
         for part, value in values.items():
             if part not in ("loss", "targets", "baselines"):
-                echo(f"  {part} {value:.6f}")
+                echo(f"  {part} {value_text(value)}")
         for what, value in values["baselines"].items():
-            echo(f"  {what} {value:.6f} (a baseline of this set)")
+            echo(f"  {what} {loss_text(value)} (a baseline of this set)")
 
 
 def _print_set(name: str, values: Mapping[str, Any]) -> None:
@@ -86,15 +86,15 @@ def _print_set(name: str, values: Mapping[str, Any]) -> None:
     mean = values.get("mean_of_groups")
     if mean and mean["loss"] is not None:
         rows.append(["mean of groups", _number(mean["loss"]), _number(mean["se"]), "", "", ""])
-    print_table(head, rows, numeric=range(1, 6))
+    print_table(head, rows, numeric=range(1, 6), keep=(0, 1, 2))
     if parts := values.get("parts"):
-        echo(f"  {', '.join(f'{name} {value:.4f}' for name, value in parts.items())}")
+        echo(paragraph(", ".join(f"{name} {value:.4f}" for name, value in parts.items()), "  ", "  "))
     positions = values.get("positions", {}).get("loss", [])
     known = [(place, loss) for place, loss in enumerate(positions, start=1) if loss is not None]
     if known:
         chosen = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, known[-1][0]} & {place for place, _ in known})
         losses = ", ".join(f"{place}: {positions[place - 1]:.3f}" for place in chosen)
-        echo(f"  loss of the n-th prediction of a row: {losses}")
+        echo(paragraph(f"loss of the n-th prediction of a row: {losses}", "  ", "    "))
     if control := values.get("control"):
         labels, shuffled = control["labels"], control["shuffled"]
         if control["deals"]:

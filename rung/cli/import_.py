@@ -145,7 +145,8 @@ def _import_all(
     else:
         rows = [[one_line(one["name"]), one["run"] or "-", one["status"], str(one["rows"]), str(one["metrics"]),
                  str(one["evals"]), one_line(one["remark"])] for one in found]  # fmt: skip
-        print_table(["source", "run", "status", "rows", "metrics", "evals", "remark"], rows, numeric=(3, 4, 5))
+        head = ["source", "run", "status", "rows", "metrics", "evals", "remark"]
+        print_table(head, rows, numeric=(3, 4, 5), keep=(0, 1, 2))
         num_new = sum(result.run_id is not None for result in done)
         echo("nothing was written (--dry-run)" if is_dry else f"{num_new} of {len(done)} runs imported")
     for problem in problems:

@@ -136,7 +136,8 @@ def _print_runs(runs: Sequence[Run], columns: Sequence[str]) -> None:
         for run in runs
     ]
     numeric = [i + 1 for i, name in enumerate(columns) if is_numeric(name)]
-    print_table(["run", *("why" if name == "story" else name for name in columns)], rows, numeric)
+    keep = [0, *(i + 1 for i, name in enumerate(columns) if name in ("status", "loss", "best"))]
+    print_table(["run", *("why" if name == "story" else name for name in columns)], rows, numeric, keep)
 
 
 def _story(run: Run) -> str:
@@ -194,7 +195,7 @@ def _print_groups(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> N
             ",".join(ids), str(group["n"]), " ".join(dict.fromkeys(group["statuses"])),
             *(spread(group[name], group["n"]) for name in names), one_line(group["why"] or ""),
         ])  # fmt: skip
-    print_table(["runs", "n", "status", *names, "why"], rows, [1, *range(3, 3 + len(names))])
+    print_table(["runs", "n", "status", *names, "why"], rows, [1, *range(3, 3 + len(names))], keep=range(4))
 
 
 def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
@@ -230,7 +231,7 @@ def _remote(url: str, asked: Mapping[str, Any], as_json: bool) -> None:
             loss = loss_text(doc["best"].get("loss") if isinstance(doc.get("best"), dict) else None)
             cells = [run.name, value_text(doc.get("status")), value_text(doc.get("step")), loss, size(run.num_bytes)]
             rows.append([*cells, f"{age(run.created)} ago", one_line(doc.get("why") or "")])
-        print_table(["run", "status", "step", "loss", "size", "pushed", "why"], rows, [2, 3, 4])
+        print_table(["run", "status", "step", "loss", "size", "pushed", "why"], rows, [2, 3, 4], keep=(0, 1, 3))
     if data and not as_json:
         rows = [[one.name, size(one.num_bytes), f"{age(one.created)} ago",
                  one_line(one.document.get("summary") or "")] for one in data]  # fmt: skip

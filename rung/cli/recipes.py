@@ -8,7 +8,8 @@ import click
 
 from rung.cli.options import json_option
 from rung.recipes import CATALOG, find_recipe, presets
-from rung.text import echo, echo_json
+from rung.report.table import print_table
+from rung.text import echo_json
 
 
 @click.command(short_help="List the recipes.")
@@ -27,5 +28,5 @@ def command(as_json: bool) -> None:
     if as_json:
         echo_json(json.dumps(rows, indent=1))
         return
-    for name, row in rows.items():
-        echo(f"{name:<8} {row['about']}  presets: {', '.join(row['presets'])}")
+    table = [[name, str(row["about"]), ", ".join(row["presets"])] for name, row in rows.items()]
+    print_table(["recipe", "learns", "presets"], table, keep=(0, 1, 2))

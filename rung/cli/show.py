@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -17,33 +16,40 @@ import msgspec
 from rung.cli.ls import summary
 from rung.cli.options import print_json, runs_option
 from rung.errors import RunError
-from rung.report.table import age, one_line, print_table, printable
-from rung.runs.columns import Progress
+from rung.report.table import Coloured, age, loss_text, one_line, paragraph, print_table, printable, value_text
+from rung.runs.columns import Progress, Summary
 from rung.runs.fields import verdict_word
 from rung.runs.files import read_json
 from rung.runs.paths import inside
 from rung.runs.query import Run, open_run, ref
 from rung.text import echo
-from rung.units import size
+from rung.units import plural, size
+
+if TYPE_CHECKING:
+    from rung.compare.lineage import Link
 
 _NUM_LAST = 10  # notes, evals and events
 _NUM_SAMPLES = 8
+_USUAL = (
+    "loss", "norm", "norm_clipped", "lr", "step_s", "wait_s", "mfu", "memory_mb", "rss_mb", "grad_ratio",
+)  # fmt: skip
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("show", short_help="Show one run.")
 @click.argument("run")
 @runs_option
+@click.option("--all", "has_all", is_flag=True, help="Show every metric, not only those that one looks for.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: all evals and events, with all digits.")
-def command(run: str, root: Path, as_json: bool) -> None:
-    """Show RUN: what it was, what it changed, how it stands, its metrics, evals, notes, samples, checkpoints, events.
+def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
+    """Show RUN: what came of it and what it changed; then its settings, evals, metrics, samples, checkpoints, events.
 
     RUN is piano/7, piano or piano/last for the latest, piano/best for the lowest eval loss, or a path.
 
     \b
     Examples:
       rung show piano/7
-      rung show piano/best
+      rung show piano/best --all
       rung show runs/piano/7 --json
     """
     found = open_run(run, root)
@@ -84,18 +90,22 @@ def command(run: str, root: Path, as_json: bool) -> None:
     rows = [[key, number(values.get(key)), source] for key, source in sources.items() if source != "default"]
     if rows:
         echo(f"\nconfig ({len(rows)} of {len(sources)} keys are not defaults)")
-        print_table(["key", "value", "set by"], rows)
+        print_table(["key", "value", "set by"], rows, keep=(0, 1))
 
     if evals := found.evals():
         shown = evals[-_NUM_LAST:]
         names = [name for event in shown for name in event if name not in ("step", "set") and is_number(event[name])]
-        columns = sorted(dict.fromkeys(names), key=lambda name: name != "loss")
-        rows = [[str(e["step"]), str(e.get("set", "")), *(number(e.get(name)) for name in columns)] for e in shown]
+        columns = sorted(dict.fromkeys(names), key=lambda name: (name != "loss", name != "loss_se"))
+        best = found.best or {}
+        rows = []
+        for e in shown:
+            figures = [value_text(e.get(name)) for name in columns]
+            if columns[:1] == ["loss"]:
+                is_best = (e["step"], e.get("set")) == (best.get("step"), best.get("set"))
+                figures[0] = Coloured(loss_text(e.get("loss")), "green") if is_best else loss_text(e.get("loss"))
+            rows.append([str(e["step"]), str(e.get("set", "")), *figures])
         echo(f"\nevals ({_how_many(evals)})")
-        print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)))
-        for name in dict.fromkeys(str(event.get("set")) for event in evals) if sys.stdout.isatty() else ():
-            losses = [event.get("loss") for event in evals if str(event.get("set")) == name]
-            echo(f"{one_line(name)} loss  {sparkline(losses)}")
+        print_table(["step", "set", *columns], rows, numeric=(0, *range(2, len(columns) + 2)), keep=(0, 1, 2))
 
     # The newest closer look at each split and each model.
     newest = {event.get("file"): event for event in found.events("examined")}
@@ -109,7 +119,7 @@ def command(run: str, root: Path, as_json: bool) -> None:
             texts = ["cannot be read"]
         echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
 
-    _print_metrics(found)
+    _print_metrics(found, has_all)
 
     samples, checkpoints = found.samples(), found.checkpoints()
     captions = {str(event.get("path")): event.get("caption") for event in found.events("sample")}
@@ -130,11 +140,9 @@ def command(run: str, root: Path, as_json: bool) -> None:
         echo(f"\nevents ({_how_many(events)})")
         rows = []
         for event in events[-_NUM_LAST:]:
-            fields = {name: value for name, value in event.items() if name not in ("kind", "step", "unix_s", "segment")}
-            text = "  ".join(f"{name} {number(value)}" for name, value in fields.items() if value is not None)
             step = "-" if event.get("step") is None else str(event["step"])
-            rows.append([step, str(event.get("kind")), text if len(text) <= 200 else f"{text[:197]}..."])
-        print_table(["step", "kind", "what"], rows, numeric=(0,))
+            rows.append([step, str(event.get("kind")), _told(event)])
+        print_table(["step", "kind", "what"], rows, numeric=(0,), keep=(0, 1, 2))
 
     is_ours = found.document.get("recipe") != "own loop" and not found.document.get("imported")
     if is_ours and found.status not in ("running", "finished"):
@@ -146,54 +154,104 @@ def command(run: str, root: Path, as_json: bool) -> None:
 
 
 def _print_header(run: Run) -> None:
-    doc = run.document
+    """The answer first: what came of it, against what, what was changed and why; then where it came from."""
+    doc, best = run.document, run.best or {}
     recipe = one_line(" ".join(filter(None, [doc.get("recipe"), doc.get("preset")])))
-    echo(printable(f"{run.id}  {recipe}  {run.status_text}"))
-    versions = "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version)
-    best, ab, verdict = run.best or {}, doc.get("ab"), doc.get("verdict")
-    best_at = f"loss {number(best.get('loss'))} on {best.get('set')} at {best.get('step')}" if best else ""
+    planned = (doc.get("derived") or {}).get("num_steps")
+    steps = "" if run.step is None else f"  step {run.step}{f' of {number(planned)}' if planned else ''}"
+    echo(printable(f"{run.id}  {recipe}  {run.status_text}{steps}"), bold=True)
+
+    link = _link(run)
+    losses = [e.get("loss") for e in run.evals() if e.get("set") == best.get("set") and is_number(e.get("loss"))]
+    curve = f"{sparkline(losses)}  {loss_text(losses[0])} to {loss_text(losses[-1])}" if len(losses) > 1 else ""
+    verdict, ab = doc.get("verdict"), doc.get("ab")
     verdict_text = str(verdict.get("text") or "") if isinstance(verdict, dict) else ""
     arm = []
     if isinstance(ab, dict):
         changes = " ".join(map(str, ab.get("overrides") or []))
         arm = [f"{ab.get('arm')} of {ab.get('id')}", f"base {ab.get('base')}", changes]
-    lines = {
-        "from": " ".join(filter(None, [str(doc.get("parent") or ""), _changed(run)])),
+    samples, derived = run.samples(), doc.get("derived") or {}
+    command = [str(word) for word in doc.get("command") or []]
+    command[:1] = [Path(word).name for word in command[:1]]  # where the program lay says nothing
+    ended = f", ended {doc['ended']}" if doc.get("ended") else ""
+    texts = {
+        "reason": doc.get("reason"),
+        "best": _best(run),
+        "against": _against(run, link),
+        "evals": curve,
+        "change": _changed(run, link),
         "why": doc.get("why"),
         "verdict": ": ".join(filter(None, [verdict_word(run), verdict_text])),
+        "sample": samples[-1].relative_to(run.path).as_posix() if samples else "",
         "tags": " ".join(map(str, doc.get("tags") or [])),
         "ab": ", ".join(filter(None, arm)),
-        "command": shlex.join(map(str, doc.get("command") or [])),
-        "started": f"{doc.get('created')} ({age(doc.get('created'))} ago), seed {doc.get('seed')}",
-        "ended": doc.get("ended"),
-        "step": None if run.step is None else str(run.step),
-        "reason": doc.get("reason"),
-        "best": f"{best_at}, checkpoint {best['checkpoint']}" if best.get("checkpoint") else best_at,
-        "versions": versions,
+        "command": shlex.join(command),
+        "started": f"{doc.get('created')} ({age(doc.get('created'))} ago){ended}, seed {doc.get('seed')}",
         "code": _code(doc.get("code") or {}),
+        "versions": "  ".join(f"{name} {version}" for name, version in (doc.get("versions") or {}).items() if version),
+        "derived": ", ".join(
+            f"{name} {value_text(value)}" for name, value in derived.items() if not isinstance(value, dict | list)
+        ),
     }
-    for name, text in lines.items():
+    for name, text in texts.items():
         if text:
-            echo(f"  {name:<9}{one_line(text)}")
-    derived = {name: value for name, value in (doc.get("derived") or {}).items() if not isinstance(value, dict | list)}
-    if derived:
-        text = ", ".join(f"{name} {number(value)}" for name, value in derived.items())
-        echo(textwrap.fill(printable(text), 118, initial_indent=f"  {'derived':<9}", subsequent_indent=" " * 11))
+            echo(paragraph(one_line(text), f"  {name:<9}", " " * 11))
 
 
-def _changed(run: Run) -> str:
-    """What changed against the parent, in one line; in brackets why it is not known."""
-    if not run.document.get("parent"):
+def _best(run: Run) -> str:
+    """The best eval, against what a trivial model loses on the same set."""
+    best = run.best or {}
+    if not best:
         return ""
-    from rung.compare.lineage import find_parent, short_change
+    text = f"{best.get('set')} loss {loss_text(best.get('loss'))} at step {best.get('step')}"
+    text += f", checkpoint {best['checkpoint']}" if best.get("checkpoint") else ""
+    about = run.data().get(str(best.get("set")))
+    baselines = about.get("baselines") if isinstance(about, dict) else None
+    for name, loss in baselines.items() if isinstance(baselines, dict) else ():
+        if is_number(loss) and is_number(best.get("loss")) and math.isfinite(gap := best["loss"] - loss):
+            text += f"; {abs(gap):.4f} {'above' if gap > 0 else 'below'} {name} ({loss_text(loss)})"
+    return text
+
+
+def _against(run: Run, link: Link | None) -> str:
+    """The best eval beside that of the parent. One pair gives a difference and no verdict."""
+    if link is None or link.parent is None or not run.best or not link.parent.best:
+        return ""
+    mine, other = run.best, link.parent.best
+    if mine.get("set") != other.get("set") or not (is_number(mine.get("loss")) and is_number(other.get("loss"))):
+        return ""
+    if any(change.weight == "metric" for change in link.changes):
+        return f"{link.parent.id} {loss_text(other['loss'])}, which counts something else"
+    text = f"{link.parent.id} {loss_text(other['loss'])}"
+    gap = mine["loss"] - other["loss"]
+    return f"{text}: {gap:+.4f}, one pair and no verdict" if math.isfinite(gap) else text
+
+
+def _link(run: Run) -> Link | None:
+    if not run.document.get("parent"):
+        return None
+    from rung.compare.lineage import find_parent
 
     try:
         link = find_parent(run)
         link.has_rows = False  # for one line they need not be read
-        text = short_change(link)
+    except (RunError, OSError):
+        return None
+    return link
+
+
+def _changed(run: Run, link: Link | None = None) -> str:
+    """The parent and what changed against it, in one line; in brackets why it is not known."""
+    if not (parent := run.document.get("parent")):
+        return ""
+    from rung.compare.lineage import short_change
+
+    link = link or _link(run)
+    try:
+        text = short_change(link) if link is not None else "(it cannot be read)"
     except (RunError, OSError) as error:
-        return f"({error})"
-    return text or (f"({link.problem})" if link.problem else "")
+        text = f"({error})"
+    return f"{text or f'({link.problem})' if link and link.problem else text or 'nothing'} since {parent}"
 
 
 def _code(code: Mapping[str, Any]) -> str:
@@ -203,13 +261,28 @@ def _code(code: Mapping[str, Any]) -> str:
         state = f"{head} with {changed} file{'s' if changed != 1 else ''} changed" if code.get("dirty") else head
         text = f"{state}, kept as {code.get('ref')}"
     elif code.get("kind") == "tar":
-        text = f"{code.get('num_files')} files of {code.get('root')} in {code.get('file')}"
+        text = f"{plural(code.get('num_files') or 0, 'file')} of {code.get('root')} in {code.get('file')}"
     else:
         text = "not kept"
     left_out = code.get("left_out") or []
     text += f"; left out: {', '.join(left_out[:3])}{' ...' if len(left_out) > 3 else ''}" if left_out else ""
     because = code.get("warning") or code.get("reason")
     return f"{text} ({because})" if because else text
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    """What an event says, in a line; what it holds in lists is counted."""
+    if event.get("kind") == "check" and isinstance(event.get("results"), list):
+        results = [one for one in event["results"] if isinstance(one, dict)]
+        bad = [f"{one.get('level')} {one.get('name')}" for one in results if one.get("level") in ("warn", "fail")]
+        passed = sum(one.get("level") == "pass" for one in results)
+        return "; ".join([f"{passed} of {len(results)} checks passed", *bad])
+    texts = []
+    for name, value in event.items():
+        if name not in ("kind", "step", "unix_s", "segment") and value is not None and value != "":
+            held = f"({len(value)})" if isinstance(value, dict | list) else value_text(value)
+            texts.append(f"{name} {held}" if len(event) > 5 or name != "text" else held)
+    return ", ".join(texts)
 
 
 def _how_many(things: Sequence[Any]) -> str:
@@ -232,29 +305,37 @@ def sparkline(values: Sequence[Any]) -> str:
     return "".join(_BARS[round((v - low) * scale)] if math.isfinite(v) else "x" for v in numbers)
 
 
-def _print_metrics(run: Run) -> None:
-    """What the evals above do not show."""
+def _print_metrics(run: Run, has_all: bool) -> None:
+    """What the evals above do not show: the few that one looks for, or all."""
     found = {name: one for name, one in run.summary(_progress()).items() if not name.startswith("eval/")}
     if not found:
         return
-    echo(f"\nmetrics ({len(found)})")
-    has_bad = any(one.num_non_finite for one in found.values())
-    rows = []
+    parts = {name.rpartition("/")[2] for event in run.evals() for name in event}
+
+    def is_usual(name: str, one: Summary) -> bool:
+        return name in _USUAL or name in parts or bool(one.num_non_finite) or (name == "skipped" and one.max != 0)
+
     # What one looks for comes first, what was asked of the model now and then comes last.
-    first, last = {"loss": 0, "norm": 1, "norm_clipped": 2, "lr": 3}, {"look": 5, "logits": 5, "probe": 6}
+    last = {"look": 101, "logits": 101, "probe": 102}
+    ordered = sorted(found, key=lambda n: _USUAL.index(n) if n in _USUAL else last.get(n.partition("/")[0], 100))
+    shown = [name for name in ordered if has_all or is_usual(name, found[name])] or ordered[:10]
+    echo(f"\nmetrics ({len(shown)} of {len(found)})" if len(shown) < len(found) else f"\nmetrics ({len(found)})")
+    has_bad = any(found[name].num_non_finite for name in shown)
 
     def figure(value: float | None, is_whole: bool) -> str:
-        if value is None or (is_whole and math.isfinite(value)):
-            return "-" if value is None else str(int(value))
-        return f"{value:.6g}" if math.isfinite(value) else number(float(value))
+        return "-" if value is None else str(int(value)) if is_whole and math.isfinite(value) else value_text(value)
 
-    for name, one in sorted(found.items(), key=lambda item: first.get(item[0], last.get(item[0].partition("/")[0], 4))):
+    rows = []
+    for name in shown:
+        one = found[name]
         ends = [(one.min, one.min_step), (one.max, one.max_step)]
-        cells = [text for value, step in ends for text in (figure(value, one.is_whole), number(step))]
+        cells = [text for value, step in ends for text in (figure(value, one.is_whole), value_text(step))]
         bad = [str(one.num_non_finite)] if has_bad else []
         rows.append([name, figure(one.last, one.is_whole), *cells, str(one.count), *bad])
     head = ["metric", "last", "min", "at", "max", "at", "values", *(["not finite"] if has_bad else [])]
-    print_table(head, rows, numeric=range(1, len(head)))
+    print_table(head, rows, numeric=range(1, len(head)), keep=(0, 1))
+    if len(shown) < len(found):
+        echo(f"{len(found) - len(shown)} more: rung show {run.id} --all")
 
 
 def _progress() -> Progress | None:

@@ -46,7 +46,7 @@ def print_plan(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
         names = _varied(sweep)
         rows = [[str(i), *_varies(one, names), _plan_word(found[one.key]), _note(found[one.key])]
                 for i, one in enumerate(sweep.points)]  # fmt: skip
-        print_table(["point", *names, "state", ""], rows, _numeric(sweep, names))
+        print_table(["point", *names, "state", ""], rows, _numeric(sweep, names), keep=range(len(names) + 3))
 
 
 def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
@@ -74,7 +74,8 @@ def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
         rows.append([str(i), *_varies(one, names), now.word, *cells, *more, note])
     head = ["point", *names, "state", "run", "step", "best loss", *([f"{split} loss"] if split else []), ""]
     after = len(names) + 3
-    print_table(head, rows, [*_numeric(sweep, names), after, after + 1, *([after + 2] if split else [])])
+    numeric = [*_numeric(sweep, names), after, after + 1, *([after + 2] if split else [])]
+    print_table(head, rows, numeric, keep=[i for i in range(len(head)) if i != after])
     if groups := over_seeds(sweep, found):
         names = [name for name in names if name != "seed"]
         rows = []
@@ -83,7 +84,7 @@ def print_end(sweep: Sweep, found: dict[str, State], as_json: bool) -> None:
             spread = "-" if group["mean"] is None else f"{group['mean']:.4f}{sd}"
             rows.append([*(value_text(group["varies"].get(name)) for name in names), str(group["n"]), spread])
         echo()
-        print_table([*names, "seeds", "best loss over seeds"], rows)
+        print_table([*names, "seeds", "best loss over seeds"], rows, keep=range(len(names) + 2))
     words = Counter(one.word for one in found.values())
     echo(f"\n{sweep.name}: " + (", ".join(f"{num} {word}" for word, num in words.items()) or "no points yet"))
     for one in sweep.points:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from rung.doctor.diagnose import Answer, ask, conclude, tally, verdict
 from rung.doctor.finding import SEVERITIES, Finding
 from rung.doctor.history import EMPTY, WINDOW, History
 from rung.doctor.rules import Rule
+from rung.report.table import paragraph
 from rung.units import count
 
-WIDTH = 118
 MOST_WAYS = 10  # that are shown even if they help one rule only
 _UNITS = {"loss": "loss", "norm": "norm", "clip rate": "share of clipped steps"}
 
@@ -98,7 +97,7 @@ def report_of(history: History, rules: Sequence[Rule] | None = None) -> Report:
 def lines(report: Report, ref: str, severity: str = "warn") -> Iterator[str]:
     """The page that `rung doctor` prints, with findings from this severity on."""
     history, shown = report.history, report.at_least(severity)
-    yield from textwrap.wrap(headline(report), WIDTH, subsequent_indent="  ")
+    yield from paragraph(headline(report)).split("\n")
     for finding in shown:
         yield ""
         yield from finding_lines(finding, ref)
@@ -117,7 +116,7 @@ def lines(report: Report, ref: str, severity: str = "warn") -> Iterator[str]:
     for result in report.preflight:
         text = f"{result.get('level')}  {result.get('name')}: {result.get('seen')}"
         text += f"; {result['remedy']}" if result.get("remedy") else ""
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from paragraph(text, "  ", "    ").split("\n")
     if history.end or report.findings:
         yield ""
         yield from not_looked_at(report)
@@ -163,16 +162,14 @@ def not_looked_at(report: Report) -> Iterator[str]:
             text = f"{line}: {', '.join(f'{titles[rule].lower()} ({rule})' for rule in rules)}"
         else:
             text = "; ".join(f"{titles[rule].lower()} ({rule}): {reasons[rule]}" for rule in rules)
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from paragraph(text, "  ", "    ").split("\n")
     if rest := [rules[0] for line, rules in ordered if line and len(rules) == 1 and len(ordered) > MOST_WAYS]:
         text = f"a line or a key of their own (`how` in --json): {', '.join(rest)}"
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from paragraph(text, "  ", "    ").split("\n")
     history = report.history
     for kind, what in (("no_activation_stats", "activations were not recorded"), ("no_probes", "no probes were made")):
         for event in history.events_of(kind)[:1]:
-            yield from textwrap.wrap(
-                f"{what}: {event.get('why')}", WIDTH, initial_indent="  ", subsequent_indent="    "
-            )
+            yield from paragraph(f"{what}: {event.get('why')}", "  ", "    ").split("\n")
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -183,7 +180,7 @@ def finding_lines(finding: Finding, ref: str) -> Iterator[str]:
     """One finding: what was seen and since when, then what a reader needs to believe it, then what to do."""
     since = f" Since step {finding.since}." if finding.since is not None else ""
     head = f"{finding.rule}  {finding.severity}  {finding.title}: "
-    yield from textwrap.wrap(head + sentence(finding.what) + since, WIDTH, subsequent_indent="  ")
+    yield from paragraph(head + sentence(finding.what) + since).split("\n")
     for label, texts in (
         ("evidence", finding.evidence),
         ("ruled out", finding.ruled_out),
@@ -192,7 +189,7 @@ def finding_lines(finding: Finding, ref: str) -> Iterator[str]:
     ):
         for i, text in enumerate(texts):
             first = f"  {label if i == 0 else '':<10}"
-            yield from textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * 12)
+            yield from paragraph(text, first, " " * 12).split("\n")
     if command := finding.command(ref):
         yield f"{'':12}{command}"  # in one piece, to be copied
 

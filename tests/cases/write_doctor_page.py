@@ -47,7 +47,7 @@ RECORDED = {
     **{name: f"`{name}`" for name in (*ROWS, *TABLES)},
     **{name: f"event `{name}`" for name in EVENTS},
     "probe/without_": "`probe/without_<input>`", "/accuracy": "`<objective>/accuracy`", "/gap": "`<objective>/gap`",
-    "/hinge": "`<objective>/hinge`",
+    "/hinge": "`<objective>/hinge`", "observed": "`observed`",
 }  # fmt: skip
 OF_A_HISTORY = {"evals": "evals", "parent": "the parent", "superseded": "rows that a resume took again"}
 

@@ -38,8 +38,11 @@ def say(root: Path) -> Say:
     return say
 
 
-def test_the_very_line_of_an_uncommitted_edit_and_of_an_untracked_file(tmp_path: Path, root: Path, say: Say) -> None:
+def test_the_very_line_of_an_uncommitted_edit_and_of_an_untracked_file(
+    tmp_path: Path, root: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo = make_repo(tmp_path / "repo")
+    monkeypatch.chdir(repo)  # commits are read from the repository of the current folder
     (repo / "loss.py").write_text("WEIGHT = 1.0\n")
     make_run(root, code_root=repo)
     (repo / "model.py").write_text("WIDTH = 64\nDEPTH = 2\n")
@@ -71,8 +74,11 @@ def test_one_key(tmp_path: Path, root: Path, say: Say) -> None:
     assert found["outcome"]["at_targets"][0]["at"] == 16000.0
 
 
-def test_a_long_patch_shows_its_head_and_how_to_see_the_rest(tmp_path: Path, root: Path, say: Say) -> None:
+def test_a_long_patch_shows_its_head_and_how_to_see_the_rest(
+    tmp_path: Path, root: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo = make_repo(tmp_path / "repo", {"long.py": "".join(f"x{i} = 1\n" for i in range(100))})
+    monkeypatch.chdir(repo)
     make_run(root, code_root=repo)
     (repo / "long.py").write_text("".join(f"x{i} = 2\n" for i in range(100)))
     make_run(root, code_root=repo)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from rung.engine.build import Setup
 from rung.engine.prefetch import BatchLayout, Micro, Prefetcher
+from rung.report.table import paragraph
 
 LEVELS = ("fail", "warn", "skip", "pass")  # skip: not looked at, with the reason in `seen`
 
@@ -77,15 +77,15 @@ def check(name: str, rule: str = "", *, is_quick: bool = True, changes_state: bo
     return lambda look: Check(name, rule, look, is_quick, changes_state)
 
 
-def render(results: Sequence[Result], seconds: float, width: int = 120, has_details: bool = False) -> str:
+def render(results: Sequence[Result], seconds: float, has_details: bool = False) -> str:
     """One line per result, with the remedy below it, and a last line with the counts."""
     longest, lines = max((len(r.name) for r in results), default=0), list[str]()
     for result in results:
         first = f"{result.level:<4}  {result.name:<{longest}}  {result.rule or '':<3}  "
         rest = " " * len(first)
-        lines.append(textwrap.fill(result.seen, width, initial_indent=first, subsequent_indent=rest))
+        lines.append(paragraph(result.seen, first, rest))
         if result.remedy:
-            lines.append(textwrap.fill(f"try: {result.remedy}", width, initial_indent=rest, subsequent_indent=rest))
+            lines.append(paragraph(f"try: {result.remedy}", rest, rest))
     for result in results if has_details else ():
         if result.detail:
             lines += ["", f"{result.name}:", *(f"  {line}" for line in result.detail.splitlines())]
