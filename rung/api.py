@@ -72,6 +72,7 @@ def train(
     Ctrl-C saves at the next step boundary and returns the run as stopped. Under torchrun every rank calls it; ranks
     other than the first get a run that knows its folder, id and status.
     """
+    from rung.data.store import commands_of
     from rung.engine.build import build
     from rung.engine.fingerprints import checksums
     from rung.engine.loop import StopRequest
@@ -131,6 +132,7 @@ def train(
                 tags=tuple(tags),
                 code_root=Path.cwd(),
                 sweep=None if sweep is None else dict(sweep),
+                prepared=list(commands_of(resolved.recipe, resolved.config.tree().get("dataset"))),
             )
             record.follow(Executed(record, sys.argv))
             if checked:

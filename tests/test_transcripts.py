@@ -116,6 +116,7 @@ def lab(piano_data: Path) -> Iterator[Path]:
     that is trained; data, config files, nothing else."""
     with empty_lab() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr("rung.recipes.piano.samples.to_wav", silent)
+        patch.setattr("rung.runs.executed._main", lambda: "script")  # a worker of pytest-xdist was typed, with -c
         shutil.copytree(piano_data, Path("data/piano"))
         Path("tiny.yaml").write_text(TINY)
         Path("lr.yaml").write_text(SWEEP)

@@ -398,9 +398,7 @@ def _print_judgements(
     echo(one_line(f"A: {' '.join(more['a_runs'])}, {', '.join(metrics)}"))
     for metric, floor in zip(metrics, floors):
         of_metric = f" of {metric}" if len(metrics) > 1 else ""
-        echo(
-            one_line(f"noise{of_metric}: {floor.words if floor else 'not known; it takes three seeds of one config'}")
-        )
+        echo(one_line(f"noise{of_metric}: {floor.words if floor else 'not known; it takes three seeds of one config'}"))
     for judgement, names in zip(judgements, of):
         factor = f" ({judgement.factor})" if judgement.factor else ""
         by = f" by {judgement.metric}" if len(metrics) > 1 else ""

@@ -10,7 +10,7 @@ import click
 
 from rung import parse
 from rung.cli.options import GroupWithDefault, json_option
-from rung.data.store import Store, place
+from rung.data.store import Store, note_command, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
 from rung.recipe import Prepares, Reports
@@ -125,6 +125,9 @@ def prepare(
         else:
             seed, folder = resolved.config.view("engine").seed, None if source is None else Path(source)
             path, summary = recipe_class.prepare(cfg, seed, folder, name, replace, report, device)
+            words = ["--from", source] if source is not None else []
+            words += ["--name", name] if name is not None else []
+            note_command(path, ["rung", "data", recipe, *words, *overrides])
     finally:
         close()
     if as_json:

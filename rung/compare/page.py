@@ -38,7 +38,16 @@ from rung.compare.lineage import (
     verdict_of,
     without_root,
 )
-from rung.compare.reading import UNREADABLE, columns, evals, evals_of, list_of, part_of, segments_of
+from rung.compare.reading import (
+    UNREADABLE,
+    Curve,
+    columns,
+    evals,
+    evals_of,
+    list_of,
+    mapping,
+    part_of,
+)
 from rung.report.blocks import (
     TEXTS,
     Block,
@@ -59,8 +68,9 @@ from rung.report.blocks import (
     link,
     struck,
 )
-from rung.report.plot import Line, Plot, svg
+from rung.report.plot import Line, Plot, running_mean, svg
 from rung.runs.fields import groups_over_seeds
+from rung.runs.files import to_json
 from rung.runs.metrics import Faults
 from rung.runs.query import Run
 from rung.text import one_line
@@ -83,6 +93,8 @@ _MOST_EPOCH_EVALS = 6  # columns of both
 _LOG_RATIO = 50  # from lowest to highest: more is not seen on a plain axis
 _MOST_DOTS = 100  # evals of a curve that get a dot each
 _MOST_TEXT_BYTES = 20_000  # of a sample that is text and stands on the page
+OWN_LOOP = "own loop"  # the recipe of a script
+_LEAST_SMOOTHED = 100  # steps
 _MOST_CURVES = 6  # in one drawing: as many as there are colours
 
 
@@ -110,20 +122,22 @@ def run_page(run: Run, folder: Path | None = None, has_files: bool = False) -> R
     where = "" if where == "." else f"{where}/"
     report = ReportPage(Page(one_line(run.id)))
     links = chain(run)
+    # The answer first: what came of it, against what, what was changed, how it went, what it makes. Then the evidence.
     for section in (
         _head(links[-1]),
+        _result(links[-1]),
+        _samples(run, where, has_files),
         _findings(run),
         _changes(links[-1]),
-        _settings(links),
-        _log(run),
+        _against_parent(links[-1], has_heading=True),
         _curves(run),
         _epochs(run),
-        _against_parent(links[-1], has_heading=True),
         _evals(run),
         _codebooks(run),
-        _samples(run, where, has_files),
+        _settings(links),
         _notes(run, Heading(2, ["notes"])),
-        _reproduce(run, where),
+        _log(run),
+        _reproduce(links, where),
     ):
         try:
             report.page.blocks += section
@@ -307,20 +321,70 @@ def _rounded(value: float, name: str) -> str:
     return format(value, ROUNDED[name]) if math.isfinite(value) else value_text(float(value)).replace("Infinity", "inf")
 
 
-def _curves(run: Run) -> Iterator[Block]:
-    """Loss and learning rate."""
+def _result(found: Link) -> Iterator[Block]:
+    """The best eval beside what a trivial model loses on the same set and the best of the parent; the loss."""
+    run, best = found.run, found.run.best
     yield Heading(2, ["result"])
-    loss, lr = columns(run, ("loss", "lr")).values()
-    lines = [Line("training", loss.steps, loss.values)] if len(loss.steps) else []
-    lines += _eval_lines(run)
-    if lines:
-        yield _drawn("loss", f"{run.id}: loss", lines)
-    if len(lr.steps):
-        yield _drawn("lr", f"{run.id}: learning rate", [Line("lr", lr.steps, lr.values)], is_log=False)
+    baselines = mapping(mapping(run.data().get(str((best or {}).get("set")))).get("baselines"))
+    if best is not None:
+        yield Paragraph([bold("best"), f": {_best(run)}."])
+        rows: list[list[Spans | str]] = [[[bold(run.id)], [bold(best_text(run))]]]
+        parent = found.parent
+        if parent is not None and (parent.best or {}).get("set") == best.get("set"):
+            is_other = any(d.weight == "metric" for d in found.changes)
+            rows.append([f"{parent.id}{', which counts something else' if is_other else ''}", best_text(parent)])
+        rows += [[f"{name}, a trivial model", value_text(loss)] for name, loss in baselines.items()]
+        if len(rows) > 1:
+            yield Table(["", f"{value_text(best.get('set'))} loss"], rows, numeric=(1,))
+    loss = columns(run, ("loss",))["loss"]
+    lines = _smoothed("training", loss) + _eval_lines(run)
     if not lines:
         yield Paragraph(["No loss was recorded."])
-    if run.best is not None:
-        yield Paragraph([bold("best"), f": {_best(run)}."])
+        return
+    ends = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]
+    lines += [Line(name, ends, [float(at)] * 2) for name, at in baselines.items() if isinstance(at, int | float)]
+    yield _drawn("loss", f"{run.id}: loss", lines)
+
+
+def _smoothed(name: str, curve: Curve) -> list[Line]:
+    """A curve of every step: as it was recorded, behind its running mean, of which a long one is drawn."""
+    if len(curve.steps) < _LEAST_SMOOTHED:
+        return [Line(name, curve.steps, curve.values)] if len(curve.steps) else []
+    mean = running_mean(curve.values, len(curve.values) / 50)
+    return [Line("", curve.steps, curve.values, is_faint=True), Line(name, curve.steps, mean)]
+
+
+def _curves(run: Run) -> Iterator[Block]:
+    """How it went: norm, learning rate, speed, memory, and the parts of the loss."""
+    drawings: list[Block] = []
+    names = ("norm", "norm_clipped", "lr", "targets", "step_s", "memory_mb", "rss_mb")
+    norm, clipped, lr, targets, seconds, memory, rss = columns(run, names).values()
+    lines = _smoothed("norm", norm)
+    lines += _smoothed("after clipping", clipped) if clipped.values != norm.values else []
+    if lines:
+        drawings.append(_drawn("norm", f"{run.id}: gradient norm", lines))
+    if len(lr.steps):
+        drawings.append(_drawn("lr", f"{run.id}: learning rate", [Line("lr", lr.steps, lr.values)], is_log=False))
+    took = dict(zip(seconds.rows, seconds.values))
+    timed = [(step, count_ / took[row]) for row, step, count_ in zip(targets.rows, targets.steps, targets.values)
+             if took.get(row)]  # fmt: skip
+    if timed:
+        speed = Curve([step for step, _ in timed], [rate for _, rate in timed])
+        drawings.append(_drawn("speed", f"{run.id}: targets a second", _smoothed("targets/s", speed)))
+    used = [Line(name, one.steps, one.values) for name, one in (("GPU", memory), ("process", rss)) if len(one.steps)]
+    if used:
+        drawings.append(_drawn("memory", f"{run.id}: memory in MB", used, is_log=False))
+    of_evals = evals_of(run)
+    first = next((name.removesuffix("/loss") for name in of_evals if name.endswith("/loss")), "")
+    parts = columns(run, tuple(n.removeprefix(f"{first}/") for n in of_evals if n.startswith(f"{first}/")))
+    shown = [name for name, curve in parts.items() if len(curve.steps) and name not in ("loss", *names)][:_MOST_CURVES]
+    if shown:
+        lines = [Line(n, c.steps, c.values, len(c.steps) <= _MOST_DOTS)
+                 for n, c in ((n, of_evals[f"{first}/{n}"]) for n in shown)]  # fmt: skip
+        drawings.append(_drawn("parts", f"{run.id}: parts of the loss on {first}", lines))
+    if drawings:
+        yield Heading(2, ["curves"])
+        yield from drawings
 
 
 def _best(run: Run) -> str:
@@ -503,9 +567,6 @@ def _codebooks(run: Run) -> Iterator[Block]:
             rough = _rounded(lately.jumps.sigma, "of an epoch")
             items.append([bold("roughness of the entropy"), f": {rough} nats, the spread of its jumps from one of the "
                           f"last {len(lately)} {unit} to the next"])  # fmt: skip
-    if norm.values != clipped.values:
-        lines = [Line(name, one.steps, one.values) for name, one in (("norm", norm), ("after clipping", clipped))]
-        yield _drawn("norm", f"{run.id}: gradient norm", lines)
     after = dict(zip(clipped.rows, clipped.values))
     not_applied = {row for row, is_it in zip(skipped.rows, skipped.values) if is_it}
     pairs = [(value, after[row]) for row, value in zip(norm.rows, norm.values)
@@ -556,28 +617,55 @@ def date(unix_s: Any) -> str:
         return ""
 
 
-def _reproduce(run: Run, where: str) -> Iterator[Block]:
-    """The code as it was kept, and what to type."""
-    kept, name = part_of(run, "code"), run.id.replace("/", "-")
+def _reproduce(links: Sequence[Link], where: str) -> Iterator[Block]:
+    """The code as it was kept, and what to type: in a clone of the repository, with none of the runs and no data.
+
+    `python -m` takes the code of the current folder, where the command `rung` takes the one that is installed.
+    """
+    run = links[-1].run
+    kept, name, document = part_of(run, "code"), run.id.replace("/", "-"), run.document
     lines, text = [], "The code was not kept"
     if kept.get("kind") == "git":
         head = value_text(kept.get("head") or kept.get("commit"))
         changed = value_text(kept.get("num_changed", len(list_of(kept.get("changed")))))
         state = f"with {changed} files changed" if kept.get("dirty") else "nothing changed"
         text = f"Code: {head}, {state}, kept as {value_text(kept.get('ref'))}"
-        lines = [f"git worktree add ../{name} {value_text(kept.get('commit'))}", f"cd ../{name}"]
+        commit, ref = (shlex.quote(value_text(kept.get(key))) for key in ("commit", "ref"))
+        lines = [f"git cat-file -e {commit} || git fetch origin {ref}", f"git worktree add ../{name} {commit}"]
+        lines.append(f"cd ../{name}")
     elif kept.get("kind") == "tar":
         file = value_text(kept.get("file"))
-        text = f"Code: {value_text(kept.get('num_files'))} files, kept in {file}"
+        text = f"Code: {plural(int(kept.get('num_files') or 0), 'file')}, kept in {file}"
         lines = [f"mkdir {name}", f"tar xzf {shlex.quote(where + file)} -C {name}", f"cd {name}"]
     left_out = list_of(kept.get("left_out"))
     text += f"; left out: {', '.join(value_text(one) for one in left_out)}" if left_out else ""
+    text += ". Data is prepared anew" if list_of(document.get("prepared")) else ""
+    config, sources = run.config(), run.sources()
+    if (start := str(config.get("init_from") or "")) and not start.startswith("scratch"):
+        text += f". It begins with the weights of {one_line(start)}, which have to be there"
     yield Heading(2, ["to do it again"])
     yield Paragraph([f"{text}."])
-    given = [run.document.get("command"), *(part.get("command") for part in segments_of(run))]
-    for program, *rest in dict.fromkeys(tuple(map(str, one)) for one in given if isinstance(one, list) and one):
-        # Where the program lay is of no use elsewhere.
-        lines.append(shlex.join([program.replace("\\", "/").rpartition("/")[2], *rest]))
+    for words in list_of(document.get("prepared")):
+        typed = [str(word) for word in list_of(words)]
+        if typed[:2] == ["rung", "data"]:  # a page advises nothing else that a record, perhaps a stranger's, may hold
+            lines.append(f"python -m {shlex.join(typed)}")
+
+    program, *rest = [str(word) for word in list_of(document.get("command"))] or [""]
+    if document.get("recipe") == OWN_LOOP or not sources:
+        # The script where it lies in the kept folder; where that folder was is of no use elsewhere.
+        path, root = program.replace("\\", "/"), f"{str(kept.get('root') or '').rstrip('/')}/"
+        path = path.removeprefix(root) if path.startswith(root) else path
+        path = path.rpartition("/")[2] if path.startswith("/") else path
+        lines += [shlex.join([*(["python"] if path.endswith(".py") else []), path, *rest])] if program else []
+    else:
+        words = [f"preset={preset}"] if (preset := links[0].run.document.get("preset")) else []
+        for key, source in sources.items():
+            if source != "default" and not source.startswith(("preset ", "derived")):
+                value: Any = config
+                for part in key.split("."):
+                    value = mapping(value).get(part)
+                words.append(f"{key}={value if isinstance(value, str) else to_json(value).decode()}")
+        lines.append(f"python -m rung train {shlex.join([str(document.get('recipe')), *words])}")
     yield Code("\n".join(lines), "bash")
 
 

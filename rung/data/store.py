@@ -21,7 +21,7 @@ import random
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -30,7 +30,7 @@ import numpy as np
 
 from rung import parse
 from rung.errors import DataError
-from rung.files import sha256, sync
+from rung.files import sha256, sync, write_whole
 from rung.text import one_line
 
 SCHEMA = 2
@@ -296,6 +296,16 @@ class StoreWriter:
         sync(self.out.parent)
 
 
+def note_command(path: Path, words: Sequence[str]) -> None:
+    """Keeps what was typed to prepare the data, for a page that says how to do it again; no part of the fingerprint."""
+    file = path / "manifest.json"
+    manifest = parse.json(parse.read_bytes(file))
+    if "command" not in manifest["info"]:  # else the data was there already
+        manifest["info"]["command"] = list(words)
+        manifest["sha256"] = _hash_of(manifest)
+        write_whole(file, json.dumps(manifest, indent=1, ensure_ascii=False).encode("utf-8", _ODD))
+
+
 def swap(new: Path, out: Path) -> None:
     """Moves a folder to its place. One that is there steps aside first, so that no moment shows a mixture, and comes
     back whatever goes wrong: a key that interrupts is no OSError."""
@@ -353,6 +363,18 @@ def check_apart(source: Path, out: Path) -> None:
     if here == there or here in there.parents or there in here.parents:
         problem = f"{out} and what it is made from, {source}, overlap"
         raise DataError(f"{problem}; choose a place with --name", code="options-conflict")
+
+
+def commands_of(recipe: str, config: Any) -> Iterator[list[str]]:
+    """What to type to prepare the data sets that a part of a config names, as far as they are prepared here."""
+    if isinstance(config, dict | list):
+        for value in config.values() if isinstance(config, dict) else config:
+            yield from commands_of(recipe, value)
+    elif isinstance(config, str) and (place(config) / "manifest.json").is_file():
+        manifest = _manifest_of_a_store(place(config))
+        if manifest is not None:
+            said = parse.mapping(manifest.get("info")).get("command")
+            yield list(map(str, said)) if isinstance(said, list) else ["rung", "data", recipe, "--name", config]
 
 
 def place(name: str) -> Path:

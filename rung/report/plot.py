@@ -37,6 +37,7 @@ class Line:
     x: Sequence[float]
     y: Sequence[float | None]
     is_dotted: bool = False  # few points, each one worth a dot: evals
+    is_faint: bool = False  # as it was recorded, behind the line that follows, whose colour it has
 
 
 class _Curve(NamedTuple):
@@ -79,6 +80,17 @@ class Scatter:
     has_zero: bool = False  # whether 0 belongs on the paper, with a line
 
 
+def running_mean(values: Sequence[float | None], span: float) -> list[float | None]:
+    """The exponential mean of the last `span` values or so, unbiased from the first on; it skips what is not finite."""
+    keep, mean, weight = 1 - 1 / max(span, 1.0), 0.0, 0.0
+    found: list[float | None] = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        found.append(mean / weight if weight and value is not None and math.isfinite(value) else value)
+    return found
+
+
 def svg(plot: Plot) -> str:
     """The whole drawing; ends in a newline."""
     drawn = []
@@ -93,7 +105,8 @@ def svg(plot: Plot) -> str:
         marks = bad if len(bad) <= MOST_POINTS // 5 else bad[:: math.ceil(len(bad) / (MOST_POINTS // 5))]
         drawn.append(_Curve([xs[i] for i in kept], [ys[i] for i in kept], breaks, [xs[i] for i in marks], len(bad)))
 
-    legend, top = _legend([line.name for line in plot.lines], sum(one.num_bad for one in drawn), plot.is_log)
+    names = [line.name for line in plot.lines if not line.is_faint]
+    legend, top = _legend(names, sum(one.num_bad for one in drawn), plot.is_log)
     ys = [y for one in drawn for y in one.y]
     xs = [x for one in drawn for x in (*one.x, *one.bad)]
     if not xs:
@@ -105,7 +118,8 @@ def svg(plot: Plot) -> str:
     x_axis = _axis(min(xs), max(xs), num_ticks, False, start=left, end=_RIGHT, is_tight=True)
 
     parts = [*legend, *_frame(x_axis, y_axis, plot.x_name)]
-    for number, (line, one) in enumerate(zip(plot.lines, drawn)):
+    number = 0
+    for line, one in zip(plot.lines, drawn):
         path, dots = "", ""
         for i, (x, y) in enumerate(zip(one.x, one.y)):
             place = f"{_n(x_axis.place(x))} {_n(y_axis.place(y))}"
@@ -118,6 +132,8 @@ def svg(plot: Plot) -> str:
         ends = 'stroke-linejoin="round" stroke-linecap="round"'
         style = f'class="c{colour}" fill="none" stroke="{_COLOURS[colour]}" {ends}'
         width = 'stroke-width="2"' if line.is_dotted else 'stroke-width="1.2" stroke-opacity="0.75"'
+        width = 'stroke-width="1" stroke-opacity="0.25"' if line.is_faint else width
+        number += not line.is_faint
         parts += [f'<path {style} {width} d="{path}"/>'] if path else []
         parts += [f'<path {style} stroke-width="6" d="{dots}"/>'] if dots else []
         if one.bad:

@@ -45,7 +45,7 @@ SHAPE = {
     "tags": [str], "recipe": str, "preset": str, "status": str, "command": [str], "created": str, "ended": str,
     "versions": dict, "process": _PROCESS, "last_step": int, "formerly": list, "imported": dict, "sweep": dict,
     "best": {"step": int, "set": str, "loss": _NUMBER_OR_NAME},
-    "derived": dict, "totals": dict, "code": dict, "segments": list,
+    "derived": dict, "totals": dict, "prepared": [list], "code": dict, "segments": list,
     "ab": {"id": str, "arm": str, "base": str},
 }  # fmt: skip
 
@@ -105,6 +105,7 @@ class Record:
         code_root: Path | None = None,
         device: dict[str, Any] | None = None,
         sweep: Mapping[str, Any] | None = None,
+        prepared: Sequence[Sequence[str]] = (),
     ) -> Record:
         """Claims the next number and writes all that is known before step 0.
 
@@ -112,6 +113,7 @@ class Record:
         what a metric counts ("eval/full_val": mask, ignored ids, reduction, eval set): two runs whose definitions of a
         metric differ cannot be compared by it. `initial_weights` are checksums by parameter name. `sweep` names the
         sweep and the point that the run is of. `parent_uid` is only needed where the parent is not under `root`.
+        `prepared` are the commands that prepare its data.
         """
         import yaml  # type: ignore[import-untyped]  # a quarter of the import time, and only a start needs it
 
@@ -156,6 +158,7 @@ class Record:
                 "code": code,
                 "segments": [_segment(0, command, process, now, "env.json", None)],
                 **({} if sweep is None else {"sweep": plain(sweep)}),
+                **({"prepared": [list(words) for words in prepared]} if prepared else {}),
             }
             write_json(path / "run.json", document)
             return cls(path, plain(document), 0, code)

@@ -40,7 +40,7 @@ def files(folder: Path) -> set[str]:
 def test_a_run_has_its_page_in_its_folder(root: Path) -> None:
     before = files(root / "piano" / "2")
     assert report("piano/2").output == "runs/piano/2/report.md\n"
-    assert files(root / "piano" / "2") - before == {"report.md", "loss.svg"}
+    assert files(root / "piano" / "2") - before == {"report.md", "loss.svg", "speed.svg"}
     first = (root / "piano" / "2" / "report.md").read_bytes()
     assert report("runs/piano/2").exit_code == 0
     assert (root / "piano" / "2" / "report.md").read_bytes() == first
@@ -69,7 +69,7 @@ def test_html(root: Path) -> None:
 
 def test_another_folder(root: Path) -> None:
     assert report("piano/2", "--out", "pages/two").output == "pages/two/report.md\n"
-    assert files(Path("pages/two")) == {"report.md", "loss.svg"}
+    assert files(Path("pages/two")) == {"report.md", "loss.svg", "speed.svg"}
     assert report("piano/2", "--out", "pages", "--html", "two.html").output == "pages/two.html\n"
     assert not (root / "piano" / "2" / "report.md").exists()
 
@@ -84,13 +84,14 @@ def test_standard_output_writes_nothing(root: Path) -> None:
 
 
 def test_json_names_what_was_written(root: Path) -> None:
-    assert json.loads(report("piano/2", "--json").output) == ["runs/piano/2/report.md", "runs/piano/2/loss.svg"]
+    written = [f"runs/piano/2/{name}" for name in ("report.md", "speed.svg", "loss.svg")]
+    assert json.loads(report("piano/2", "--json").output) == written
 
 
 def test_epochs_lie_beside_the_page(root: Path) -> None:
     make_run(root, derived={**DERIVED, "epoch_rows": 160})
     names = json.loads(report("piano/3", "--json").output)
-    assert names == [f"runs/piano/3/{name}" for name in ("report.md", "epochs.json", "loss.svg")]
+    assert names == [f"runs/piano/3/{name}" for name in ("report.md", "epochs.json", "speed.svg", "loss.svg")]
     assert [one["epoch"] for one in json.loads(Path(names[1]).read_text())] == [1, 2, 3, 4]
     assert report("piano/3", "--out", "one", "--html").exit_code == 0
     assert files(Path("one")) == {"report.html"}

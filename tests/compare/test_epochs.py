@@ -194,7 +194,7 @@ def test_the_page_that_was_written_by_hand(start: Start) -> None:
     assert [row["epoch"] for row in table] == ["1", "2", "3", "4", "5", "6", "7 (best)", "8"]
     assert table[-1]["eval at"] == "no eval"
     assert [one["evals"].get("valid/loss") for one in listed] == [*VALID, None]
-    assert set(report.drawings) == {"loss.svg", "lr.svg"}
+    assert set(report.drawings) == {"loss.svg", "norm.svg", "lr.svg"}
 
 
 def test_all_digits_are_in_the_page_and_beside_it(start: Start) -> None:

@@ -123,8 +123,8 @@ def test_the_page_has_its_parts_in_order(child: Run) -> None:
     heads = re.findall(r"^#+ .*$", re.sub(r"^(`{3,}).*?^\1$", "", page, flags=re.M | re.S), re.M)
     # The doctor may have something to say of a loss that was drawn by lot.
     assert [head for head in heads if head != "## findings"] == [
-        "# piano/2", "## change since piano/1", "## experimental settings", "## log", "## result",
-        "### against piano/1", "### evals", "## samples of step 40", "## notes", "## to do it again",
+        "# piano/2", "## result", "## samples of step 40", "## change since piano/1", "### against piano/1",
+        "## curves", "### evals", "## experimental settings", "## notes", "## log", "## to do it again",
     ]  # fmt: skip
     assert "> norm \\| is # high" in page
     assert "**verdict**: **refuted** (2026-11-16 04:45:19 UTC)" in page
