@@ -79,8 +79,7 @@ def test_every_key_of_it_is_a_key(rung: Rung, config: Path) -> None:
     shown = json.loads(rung("config", "piano", "-c", config, "--json").stdout)
     text = json.dumps(shown)
     assert f"file {config}" in text
-    from_file = [line for line in rung("config", "piano", "-c", config).stdout.splitlines() if "file " in line]
-    assert len(from_file) >= 40
+    assert len(re.findall(r"\[file\s", rung("config", "piano", "-c", config).stdout)) >= 40  # a long path wraps
 
 
 @pytest.mark.parametrize("interval", [1, 2])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rung.data.store import StoreWriter
-from rung.data.tokenizer import Bytes, Characters
+from rung.data.tokenizer import Bytes, Characters, Tokenizer
 
 WORDS = {
     "birds": ("wren", "heron", "magpie", "sings", "flies", "nests", "in", "the", "reed", "and", "oak"),
@@ -26,11 +26,18 @@ class Document(NamedTuple):
 
 
 def write_store(
-    out: Path, documents: Sequence[Document], characters: str | None = None, vocab_size: int = 257, **info: Any
-) -> Path:
-    """A store of these documents in this order, of bytes or of these characters; ids are `<split>_<number>`."""
-    tokenizer = Bytes() if characters is None else Characters(characters)
-    vocab_size = vocab_size if characters is None else tokenizer.vocab_size
+    out: Path, documents: Sequence[Document], characters: str | None = None, vocab_size: int = 257,
+    tokenizer: Tokenizer | None = None, **info: Any,
+) -> Path:  # fmt: skip
+    """A store of these documents in this order, of bytes, of these characters or of a tokenizer's ids.
+
+    The ids of the documents are `<split>_<number>`.
+    """
+    if tokenizer is not None or characters is not None:
+        tokenizer = tokenizer or Characters(characters or "")
+        vocab_size = tokenizer.vocab_size
+    else:
+        tokenizer = Bytes()
     numbers: dict[str, int] = {}
     with StoreWriter(out, kind="text") as writer:
         writer.array("tokens", np.uint16 if vocab_size <= 1 << 16 else np.uint32)
