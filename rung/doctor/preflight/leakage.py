@@ -402,7 +402,8 @@ def parts_of(arrays: Arrays, width: int) -> dict[str, Parts]:
 
 def windows(ids: np.ndarray, width: int) -> Parts:
     """All windows of the ids in these rows that are worth comparing."""
-    if ids.shape[1] < width:
+    has_few = len(np.unique(ids[:8])) <= FEW_IDS and len(np.unique(ids)) <= FEW_IDS  # a mask, or flags
+    if ids.shape[1] < width or has_few:
         return Parts(np.zeros(0, np.uint64), np.zeros(0, np.int64))
     hashes = rolling(ids, width)
     starts = np.arange(hashes.shape[1])
