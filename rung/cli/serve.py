@@ -1,0 +1,49 @@
+"""rung serve"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from rung.cli.options import runs_option
+from rung.errors import UserError
+from rung.text import echo
+
+
+@click.command(short_help="Show the whole lab book as a live page.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another address than loopback needs --token.")
+@click.option("--read-only", "is_read_only", is_flag=True, help="Let nobody write notes, tags and verdicts.")
+@click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
+@runs_option
+def command(port: int, host: str, is_read_only: bool, no_open: bool, root: Path) -> None:
+    """Serve a page of all runs, until Ctrl-C: tables, live curves, comparisons, findings, samples.
+
+    \b
+    Examples:
+      rung serve
+      rung serve --port 0 --no-open
+      rung serve --read-only
+    """
+    try:
+        from rung.web.lab import lab_app
+        from rung.web.serve import address_of, listen, server
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"rung serve needs {error.name}, which is not installed: pip install 'rung[web]'", code="not-installed"
+        ) from error
+    with listen(host, port) as listening:
+        app = lab_app(root, {host, socket.gethostname(), socket.getfqdn()}, is_read_only)
+        echo(f"{root}: {address_of(listening)}   (Ctrl-C ends it)")
+        # On a server without a screen a browser would take over the terminal.
+        screens = ("DISPLAY", "WAYLAND_DISPLAY")
+        if not no_open and (sys.platform != "linux" or any(os.environ.get(name) for name in screens)):
+            click.launch(address_of(listening))
+        try:
+            server(app).run(sockets=[listening])
+        except KeyboardInterrupt:  # uvicorn has closed everything, and says again what made it
+            echo()
