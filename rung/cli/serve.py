@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from rung.cli.options import runs_option
+from rung.cli.options import runs_option, token_option
 from rung.errors import UserError
 from rung.text import echo
 
@@ -17,10 +17,11 @@ from rung.text import echo
 @click.command(short_help="Show the whole lab book as a live page.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Another address than loopback needs --token.")
+@token_option
 @click.option("--read-only", "is_read_only", is_flag=True, help="Let nobody write notes, tags and verdicts.")
 @click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
 @runs_option
-def command(port: int, host: str, is_read_only: bool, no_open: bool, root: Path) -> None:
+def command(port: int, host: str, token: str | None, is_read_only: bool, no_open: bool, root: Path) -> None:
     """Serve a page of all runs, until Ctrl-C: tables, live curves, comparisons, findings, samples.
 
     \b
@@ -31,13 +32,14 @@ def command(port: int, host: str, is_read_only: bool, no_open: bool, root: Path)
     """
     try:
         from rung.web.lab import lab_app
-        from rung.web.serve import address_of, listen, server
+        from rung.web.serve import address_of, check_token, listen, server
     except ModuleNotFoundError as error:
         raise UserError(
             f"rung serve needs {error.name}, which is not installed: pip install 'rung[web]'", code="not-installed"
         ) from error
     with listen(host, port) as listening:
-        app = lab_app(root, {host, socket.gethostname(), socket.getfqdn()}, is_read_only)
+        check_token(listening, token)
+        app = lab_app(root, {host, socket.gethostname(), socket.getfqdn()}, is_read_only, token)
         echo(f"{root}: {address_of(listening)}   (Ctrl-C ends it)")
         # On a server without a screen a browser would take over the terminal.
         screens = ("DISPLAY", "WAYLAND_DISPLAY")

@@ -150,9 +150,7 @@ def _epochs(
     raise RunError(f"{run.id} does not say how long an epoch is.", code="no-metric")
 
 
-def thinned(
-    points: Points, first: float | None, last: float | None, num_points: int, smooth: float
-) -> dict[str, Any]:
+def thinned(points: Points, first: float | None, last: float | None, num_points: int, smooth: float) -> dict[str, Any]:
     """The values between two places of the axis as at most so many points; smoothed over all that came before."""
     x, values = points
     mean = smoothed(values, smooth)
