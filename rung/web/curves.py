@@ -94,6 +94,21 @@ class Curves:
         return made
 
 
+def whole_curve(run: Run, metric: str, num_points: int) -> dict[str, Any]:
+    """A curve over every axis that the run knows, thinned but not smoothed: what a static copy of the page holds."""
+    points = points_of(run, metric, "step")
+    found = thinned(points, None, None, num_points, 0.0)
+    x = {"step": found.pop("x")}
+    for axis in AXES[1:]:
+        try:
+            other = points_of(run, metric, axis)
+        except RunError:
+            continue
+        if np.array_equal(other.values, points.values, equal_nan=True):  # in the same order
+            x[axis] = thinned(other, None, None, num_points, 0.0)["x"]
+    return {"run": run.id, "metric": metric, "x": x, **found, "baselines": baselines(run, metric)}
+
+
 def check(axis: str, num_points: int, smooth: float) -> None:
     if axis not in AXES:
         raise UserError(f"x={axis} is not an axis; {', '.join(AXES)} are.", code="bad-value")

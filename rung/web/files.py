@@ -39,7 +39,7 @@ _MOST_ROWS = 2_000  # of a table
 
 def respond(run: Run, name: str) -> Response:
     """A file of a run; RunError for any other name."""
-    if not is_known(name) or not _GIVEN_OUT.fullmatch(name):
+    if not is_given_out(name):
         raise RunError(f"{name[:200]!r} is not a file that is shown.", code="no-file")
     path = inside(run.path, name)
     if not path.is_file():
@@ -49,6 +49,10 @@ def respond(run: Run, name: str) -> Response:
     if kind is None:
         return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=path.name)
     return FileResponse(path, headers=headers, media_type=kind)
+
+
+def is_given_out(name: str) -> bool:
+    return is_known(name) and _GIVEN_OUT.fullmatch(name) is not None
 
 
 def samples(run: Run) -> Iterator[dict[str, Any]]:
