@@ -174,9 +174,13 @@ export async function theLab(isFresh = false): Promise<Lab> {
 }
 
 export async function write<T = Answer>(run: string, what: string, body: Answer): Promise<T> {
+  return await send<T>(`api/run/${run}/${what}`, body);
+}
+
+export async function send<T = Answer>(to: string, body: Answer): Promise<T> {
   const { csrf } = await theLab();
   const headers = { "content-type": "application/json", "x-rung-csrf": csrf };
-  return await read<T>(await fetch(`api/run/${run}/${what}`, { method: "POST", headers, body: JSON.stringify(body) }));
+  return await read<T>(await fetch(to, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
 /** The address of a run's own file, however the answer names it. */

@@ -95,6 +95,7 @@ export class Chart {
       cursor: {
         drag: { x: true, y: false, setScale: false, dist: 4 },
         points: { size: 7 },
+        y: false, // the same height says nothing on another plot
         ...(this.options.sync === undefined ? {} : { sync: { key: this.options.sync, setSeries: false } }),
       },
       select: { show: true, left: 0, top: 0, width: 0, height: 0 },
@@ -175,8 +176,8 @@ export class Chart {
       most.sort((a, b) => a - b);
       const a = middle[Math.floor(0.02 * (middle.length - 1))] ?? low, b = most[Math.ceil(0.98 * (most.length - 1))] ?? high;
       const span = Math.max(b - a, Math.abs(b) * 1e-6);
-      low = Math.max(low, a - 1.5 * span);
-      high = Math.min(high, b + 1.5 * span);
+      low = Math.max(low, a - 2.5 * span);
+      high = Math.min(high, b + 2.5 * span);
     }
     for (const { value } of this.baselines()) {
       const span = high - low;
@@ -220,6 +221,7 @@ export class Chart {
     ctx.fillStyle = css("--quiet");
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "right";
+    ctx.textBaseline = "alphabetic";
     const [bottom, top] = [u.scales["y"]!.min ?? 0, u.scales["y"]!.max ?? 1];
     for (const { name, value } of this.baselines()) {
       const isHigh = value > top, isLow = value < bottom;
@@ -288,6 +290,7 @@ export class Chart {
     }
     ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
     (this.drawing?.marks ?? []).forEach((mark, i) => {
       const px = u.valToPos(mark.x, "x", true);
       if (!isIn(px)) return;
@@ -326,7 +329,7 @@ export class Chart {
     this.readout.replaceChildren(
       h("div", { class: "at" }, `${AXIS[drawing.x] ?? drawing.x} ${drawing.x === "time" ? duration(closest.at) : short(closest.at, 6)}`),
       ...rows.slice(first, first + most).map((row) =>
-        h("div", { class: row === closest ? "entry near" : "entry" }, swatch(row.line.look), h("span", { class: "who" }, row.line.label),
+        h("div", { class: row === closest ? "entry near" : "entry" }, swatch(row.line.look), h("span", { class: "who" }, row.line.run),
           h("span", { class: "number" }, short(row.mean, 5)),
           h("span", { class: "number span" }, row.min < row.max ? `${short(row.min, 3)} – ${short(row.max, 3)}` : ""))),
     );

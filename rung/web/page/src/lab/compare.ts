@@ -1,6 +1,6 @@
 // Two runs side by side: what differs, which of it one meant to change, and what came of it.
 
-import { ask, type Answer, curve, Refusal, type Row } from "./api";
+import { ask, type Answer, curve, isExport, Refusal, type Row } from "./api";
 import { Chart, type Line } from "./chart";
 import { looks } from "./colours";
 import { copyable, empty, h, put, s } from "./dom";
@@ -66,7 +66,7 @@ async function fill(body: HTMLElement, a: string, b: string, charts: Chart[]): P
   const rest = differences.filter((one) => !["config", "code"].includes(String(one["part"])));
   const same = (diff["same"] ?? []) as string[], unknown = (diff["not_looked_at"] ?? []) as string[], notes = (diff["notes"] ?? []) as string[];
   put(body,
-    h("p", { class: "sentence", "data-strict": isStrict }, h("span", { class: "kind" }, isStrict ? "strict A/B" : "not a strict A/B"), " ", String(diff["words"] ?? "")),
+    h("p", { class: "sentence", "data-strict": isStrict }, h("span", { class: "kind" }, isStrict ? "strict A/B" : "not a strict A/B"), " ", String(diff["words"] ?? "").replace(/^(not )?(a )?strict A\/B: ?/i, "").replaceAll(" -> ", " → ")),
     notes.length > 0 && h("ul", { class: "plain-list quiet" }, ...notes.map((note) => h("li", {}, note))),
     outcome,
     section("Settings", differences.length === 0 ? "nothing differs" : `${of("config").length} differ`, of("config").length > 0 ? table(of("config")) : h("p", { class: "quiet" }, "The config is the same."), true),
@@ -75,11 +75,33 @@ async function fill(body: HTMLElement, a: string, b: string, charts: Chart[]): P
     same.length > 0 && section("The same in both", `${same.length}`, h("ul", { class: "plain-list" }, ...same.map((one) => h("li", {}, one))), false),
     unknown.length > 0 && section("Not looked at", `${unknown.length}`, h("ul", { class: "plain-list" }, ...unknown.map((one) => h("li", {}, one))), true));
   put(outcome, h("section", { class: "panel" }, h("h3", {}, "What came of it"), outcomes((diff["outcome"] ?? {}) as Answer, a, b)), overlay((diff["outcome"] ?? {}) as Answer, a, b, charts));
+  const judge = h("section", { class: "panel" });
+  outcome.after(judge);
+  if (isExport) await judged(judge, [a], [b], diff);
+  else await offer(judge, a, b, diff);
+}
+
+/** A verdict counts as a look at the two arms, so it is given when it is asked for. */
+async function offer(box: HTMLElement, a: string, b: string, diff: Answer): Promise<void> {
+  let arms: [string[], string[]] = [[a], [b]];
   try {
-    const found = await ask<Answer>("ab", { a, b });
-    outcome.after(judgement(found, a, b));
+    // Runs that differ from these in their seed alone belong to the same arm.
+    const { groups } = await ask<{ groups?: { runs: string[] }[] }>("runs", { group: 1, experiment: a.split("/")[0] });
+    const of = (run: string): string[] => groups?.find((group) => group.runs.includes(run))?.runs ?? [run];
+    if (!of(a).includes(b)) arms = [of(a), of(b)];
+  } catch {
+    // only these two, then
+  }
+  put(box, h("h3", {}, "Verdict over seeds"),
+    h("p", { class: "quiet" }, `A: ${arms[0].join(", ")}. B: ${arms[1].join(", ")}. Every verdict counts as a look at these arms, and later ones must be more certain.`),
+    h("p", { class: "row" }, h("button", { type: "button", id: "judge", onclick: () => void judged(box, arms[0], arms[1], diff) }, "Judge")));
+}
+
+async function judged(box: HTMLElement, a: string[], b: string[], diff: Answer): Promise<void> {
+  try {
+    box.replaceWith(judgement(await ask<Answer>("ab", { a: a.join(","), b: b.join(",") }), a, b));
   } catch (problem) {
-    outcome.after(h("section", { class: "panel" }, h("h3", {}, "Verdict over seeds"), h("p", { class: "quiet" }, problem instanceof Refusal ? problem.message : "It is not known."), copyable(`rung ab ${a} ${changeOf(diff)} --seeds 3`)));
+    put(box, h("h3", {}, "Verdict over seeds"), h("p", { class: "quiet" }, problem instanceof Refusal ? problem.message : "It is not known."), copyable(`rung ab ${a[0]} ${changeOf(diff)} --seeds 3`));
   }
 }
 
@@ -132,17 +154,17 @@ function overlay(outcome: Answer, a: string, b: string, charts: Chart[]): HTMLEl
   return h("section", { class: "panel" }, title, chart.root, note);
 }
 
-function judgement(found: Answer, a: string, b: string): HTMLElement {
+function judgement(found: Answer, a: string[], b: string[]): HTMLElement {
   const pairs = (found["pairs"] ?? []) as Answer[];
   const reasons = [...((found["confounders"] ?? []) as string[]), ...((found["reasons"] ?? []) as string[])];
   const word = String(found["word"] ?? "");
   return h("section", { class: "panel judged", "data-word": word }, h("h3", {}, "Verdict over seeds"),
     h("p", { class: "sentence" }, h("span", { class: "kind" }, word.toLowerCase().replaceAll("_", " ")), " ", String(found["words"] ?? "").replace(/^[A-Z ]+(\(provisional\))?: ?/, "")),
-    pairs.length > 0 && pairPlot(found, pairs),
+    pairs.length > 1 && pairPlot(found, pairs),
     pairs.length > 0 && h("div", { class: "scroll", tabindex: 0 }, h("table", {}, h("thead", {}, h("tr", {}, ...["seed", "A", "B", "of A", "of B", "B − A"].map((name) => h("th", { class: "number" }, name)))),
       h("tbody", {}, ...pairs.map((one) => h("tr", {}, h("td", { class: "number" }, value(one["seed"])), ...["a", "b"].map((side) => h("td", { class: "number" }, ((one[side] ?? []) as string[]).join(" "))), h("td", { class: "number" }, loss(one["value_a"])), h("td", { class: "number" }, loss(one["value_b"])), h("td", { class: "number" }, signed(num(one["difference"])))))))),
     reasons.length > 0 && h("ul", { class: "plain-list" }, ...reasons.map((one) => h("li", {}, one))),
-    found["what_next"] ? h("p", {}, h("b", {}, "Next: "), String(found["what_next"])) : "", pairs.length === 0 && copyable(`rung ab ${a} ${b}`));
+    found["what_next"] ? h("p", {}, h("b", {}, "Next: "), String(found["what_next"])) : "", pairs.length === 0 && copyable(`rung ab --judge ${a.join(" ")} -- ${b.join(" ")}`));
 }
 
 /** Each seed's difference as a dot, their mean with its interval, and nothing at zero. */
@@ -151,7 +173,7 @@ function pairPlot(found: Answer, pairs: Answer[]): HTMLElement {
   const [low, high, effect] = [num(found["low"]), num(found["high"]), num(found["effect"])];
   const all = [...differences, 0, ...[low, high, effect].filter(Number.isFinite)];
   const from = Math.min(...all), to = Math.max(...all), span = to - from || 1;
-  const width = 560, height = 84, x = (y: number): number => 30 + ((y - from) / span) * (width - 60);
+  const width = 560, height = 84, x = (y: number): number => 60 + ((y - from) / span) * (width - 120);
   const made = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "pairs", role: "img", "aria-label": `Differences of ${differences.length} pairs: ${differences.map((one) => short(one)).join(", ")}` },
     s("line", { x1: 30, x2: width - 30, y1: 58, y2: 58, class: "axis" }), s("line", { x1: x(0), x2: x(0), y1: 10, y2: 64, class: "zero" }), s("text", { x: x(0), y: 78, "text-anchor": "middle" }, "no difference"));
   if (Number.isFinite(low) && Number.isFinite(high)) made.append(s("line", { x1: x(low), x2: x(high), y1: 44, y2: 44, class: "interval" }), s("text", { x: Math.max(30, x(low)), y: 36, "text-anchor": "middle" }, signed(low, 3)), s("text", { x: x(high), y: 36, "text-anchor": "middle" }, signed(high, 3)));

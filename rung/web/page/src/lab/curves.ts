@@ -52,6 +52,9 @@ class Curves {
   private rows = new Map<string, Answer>();
   private marks = new Map<string, Mark[]>();
   private hasFindings: boolean;
+  private isUsual: boolean; // nobody chose the metrics
+  private followed = "";
+  private extent: [number, number] | null = null;
   private stop: () => void = () => undefined;
   private readonly grid = h("div", { class: "panels" });
   private readonly legend = h("ul", { class: "legend" });
@@ -62,6 +65,7 @@ class Curves {
 
   constructor(private readonly lab: Lab, private runs: string[], query: URLSearchParams) {
     this.metrics = query.get("metrics")?.split(",").filter(Boolean) ?? [];
+    this.isUsual = this.metrics.length === 0;
     this.x = AXES.some(([name]) => name === query.get("x")) ? query.get("x")! : "step";
     this.smooth = Math.min(0.999, Math.max(0, Number(query.get("smooth") ?? 0.6) || 0));
     this.logX = query.get("logx") === "1";
@@ -124,11 +128,10 @@ class Curves {
   private async start(): Promise<void> {
     // The metrics of the whole lab are known already; what these runs have among them comes with their curves.
     this.names = this.lab.columns.metrics;
-    if (this.metrics.length === 0) this.metrics = usual(this.names);
+    if (this.isUsual) this.metrics = usual(this.names);
     this.showLegend();
     this.showPicker();
     this.load();
-    this.listen();
     const found = await Promise.all(this.runs.map(async (run): Promise<[string, Answer | null]> => {
       try {
         return [run, await ask<Answer>(`run/${run}`)];
@@ -150,9 +153,9 @@ class Curves {
     if (of.size > 0) {
       this.names = this.lab.columns.metrics.filter((name) => of.has(name));
       for (const name of of) if (!this.names.includes(name)) this.names.push(name);
-      const kept = this.metrics.filter((name) => of.has(name));
-      if (kept.length === 0 || kept.length < this.metrics.length) {
-        this.metrics = kept.length > 0 ? kept : usual(this.names);
+      const wanted = this.isUsual ? usual(this.names) : this.metrics;
+      if (wanted.join() !== this.metrics.join()) {
+        this.metrics = wanted;
         this.load();
       }
     }
@@ -164,13 +167,12 @@ class Curves {
   }
 
   private listen(): void {
+    this.followed = this.metrics.join();
     const renew = quietly(() => this.load(true), 250);
     this.stop();
     this.stop = follow(this.runs, {
-      rows: (run, rows) => {
-        if (rows.length === 0) return;
-        if (this.extend(run, rows)) return;
-        renew();
+      rows: (run, rows, isRestarted) => {
+        if (isRestarted || !this.extend(run, rows)) renew();
       },
       runs: (rows) => rows.forEach((row) => {
         const known = this.rows.get(String(row["run"]));
@@ -178,7 +180,7 @@ class Curves {
         Object.assign(known, { status: row["status"] ?? known["status"] });
         this.showLegend();
       }),
-    });
+    }, this.metrics);
   }
 
   /** Puts new steps at the end of what is drawn, at once; true where nothing has to be asked for. */
@@ -192,6 +194,7 @@ class Curves {
         if (news.length > 0) isWhole = false;
         continue;
       }
+      const smooth = smoothing(panel.metric, this.smooth);
       for (const row of news) {
         const x = row["step"] as number, y = num(row[panel.metric]);
         if (x <= (series.x.at(-1) ?? -Infinity)) continue;
@@ -200,22 +203,21 @@ class Curves {
         if (Number.isFinite(y)) {
           series.min.push(y), series.max.push(y);
           // Far from the start the debiased mean is the plain one; near it the next whole answer puts it right.
-          series.mean.push(Number.isFinite(before) ? this.smooth * before + (1 - this.smooth) * y : y);
+          series.mean.push(Number.isFinite(before) ? smooth * before + (1 - smooth) * y : y);
         } else series.min.push(NaN), series.max.push(NaN), series.mean.push(NaN), series.has_nonfinite.push(x);
         series.last = row[panel.metric];
         series.num_points += 1;
       }
-      if (news.length > 0) {
-        if (series.x.length > 3000 || series.num_points < 200) isWhole = false;
-        this.draw(panel);
-      }
+      if (news.length > 0 && (series.x.length > 3000 || series.num_points < 200)) isWhole = false;
     }
+    this.stretch();
+    this.redraw();
     return isWhole;
   }
 
   private remember(): void {
     remember("curves", {
-      runs: this.runs.join(","), metrics: this.metrics.join(","), x: this.x === "step" ? "" : this.x, smooth: this.smooth === 0.6 ? "" : +this.smooth.toFixed(4),
+      runs: this.runs.join(","), metrics: this.isUsual ? "" : this.metrics.join(","), x: this.x === "step" ? "" : this.x, smooth: this.smooth === 0.6 ? "" : +this.smooth.toFixed(4),
       logx: this.logX ? 1 : "", logy: this.logY ? 1 : "", fit: this.fit ? 1 : "", findings: this.hasFindings ? 1 : "", large: this.large,
     });
     if (this.smooth === 0) remember("curves", Object.fromEntries([...new URLSearchParams(location.hash.split("?")[1]), ["smooth", "0"]]));
@@ -223,6 +225,7 @@ class Curves {
 
   private load(isQuiet = false): void {
     if (!isQuiet) this.remember();
+    if (this.followed !== this.metrics.join()) this.listen();
     for (const [metric, panel] of this.panels) {
       if (this.metrics.includes(metric)) continue;
       this.close(panel);
@@ -271,9 +274,10 @@ class Curves {
     const abort = (panel.abort = new AbortController());
     const [from, to] = this.range ?? [undefined, undefined];
     try {
-      const answer = await curve({ runs: this.runs.join(","), metric: panel.metric, x: this.x, from, to, points: 1000, smooth: +this.smooth.toFixed(4) }, abort.signal);
+      const answer = await curve({ runs: this.runs.join(","), metric: panel.metric, x: this.x, from, to, points: 1000, smooth: smoothing(panel.metric, this.smooth) }, abort.signal);
       panel.last = answer;
-      this.draw(panel);
+      if (this.stretch()) this.redraw();
+      else this.draw(panel);
       const reading = answer.reading ?? [];
       if (reading.length > 0) {
         panel.note.replaceChildren(...reading.map((one) => h("span", {}, `Reading ${one.run} for the first time: `, h("progress", { max: Math.max(1, one.total_bytes), value: one.done_bytes, "aria-label": `Reading ${one.run}` }), ` ${bytes(one.done_bytes)} of ${bytes(one.total_bytes)}`)));
@@ -295,10 +299,23 @@ class Curves {
     const lines: Line[] = panel.last.series.filter((one) => !this.hidden.has(one.run) && one.x.length > 0)
       .map((one) => ({ ...one, look: found.get(one.run)!, label: this.name(one.run) })).filter((one) => one.look !== undefined);
     const marks = this.x === "step" ? [...(this.marks.get("") ?? []), ...(this.hasFindings ? this.runs.filter((run) => !this.hidden.has(run)).flatMap((run) => this.marks.get(run) ?? []) : [])] : [];
-    panel.chart.show({ metric: panel.metric, x: panel.last.x ?? this.x, lines, marks, logX: this.logX, logY: this.logY, fit: this.fit, range: this.range });
+    panel.chart.show({ metric: panel.metric, x: panel.last.x ?? this.x, lines, marks, logX: this.logX, logY: this.logY, fit: this.fit, range: this.range ?? (this.logX ? null : this.extent) });
     panel.root.dataset["points"] = String(lines.reduce((sum, one) => sum + one.num_points, 0));
     panel.root.dataset["last"] = String(lines[0]?.x.at(-1) ?? "");
     panel.root.dataset["smooth"] = String(this.smooth);
+  }
+
+  /** All plots have one x axis, as far as any curve goes; true where that has changed. */
+  private stretch(): boolean {
+    let low = Infinity, high = -Infinity;
+    for (const panel of this.panels.values()) for (const one of panel.last?.series ?? []) {
+      if (this.hidden.has(one.run) || one.x.length === 0) continue;
+      low = Math.min(low, one.x[0]!);
+      high = Math.max(high, one.x.at(-1)!);
+    }
+    const before = this.extent;
+    this.extent = low < high ? [low, high] : null;
+    return before?.[0] !== this.extent?.[0] || before?.[1] !== this.extent?.[1];
   }
 
   private name(run: string): string {
@@ -340,6 +357,7 @@ class Curves {
       return h("li", { "data-run": run }, h("label", { title: isOn ? "Hide" : "Show" }, h("input", { type: "checkbox", checked: isOn, "aria-label": `Show ${run}`, onchange: () => {
         if (isOn) this.hidden.add(run);
         else this.hidden.delete(run);
+        this.stretch();
         this.showLegend();
         this.redraw();
       } }), swatch(found.get(run)!)),
@@ -364,6 +382,7 @@ class Curves {
   }
 
   private setMetric(name: string, isOn: boolean, isShown = true): void {
+    this.isUsual = false;
     this.metrics = isOn ? [...this.metrics.filter((one) => one !== name), name] : this.metrics.filter((one) => one !== name);
     this.load();
     if (isShown) this.showPicker();
@@ -406,6 +425,11 @@ class Curves {
 export function namesOf(run: Answer): string[] {
   const metrics = run["metrics"];
   return Array.isArray(metrics) ? (metrics as string[]) : Object.keys((metrics ?? {}) as object);
+}
+
+/** Evals are few and rates are exact: both are drawn as they are. */
+export function smoothing(metric: string, smooth: number): number {
+  return /^eval\/|(^|\/)lr$/.test(metric) ? 0 : +smooth.toFixed(4);
 }
 
 /** What one looks at first: the loss, that of the evals, the norm and the rate. */

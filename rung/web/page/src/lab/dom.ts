@@ -26,11 +26,11 @@ export function s<K extends keyof SVGElementTagNameMap>(
 
 function apply(made: Element, attributes: Attributes): void {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined || (value === false && !/^(aria|data)-/.test(name))) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value as EventListener);
     else if (name === "value" && "value" in made) (made as HTMLInputElement).value = String(value);
     else if (name === "checked" && made instanceof HTMLInputElement) made.checked = value === true;
-    else made.setAttribute(name, value === true ? "" : String(value));
+    else made.setAttribute(name, value === true && !/^(aria|data)-/.test(name) ? "" : String(value));
   }
 }
 
@@ -81,13 +81,13 @@ export function save(blob: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-export function toast(text: string, isBad = false): void {
+export function toast(text: string, isBad = false, action?: [string, () => void]): void {
   const shown = byId("toast");
-  shown.textContent = text;
+  put(shown, text, action !== undefined && h("button", { type: "button", class: "small", onclick: () => ((shown.hidden = true), action[1]()) }, action[0]));
   shown.hidden = false;
   shown.dataset["bad"] = String(isBad);
   clearTimeout(Number(shown.dataset["timer"]));
-  shown.dataset["timer"] = String(window.setTimeout(() => (shown.hidden = true), isBad ? 8000 : 3000));
+  shown.dataset["timer"] = String(window.setTimeout(() => (shown.hidden = true), isBad || action !== undefined ? 8000 : 3000));
 }
 
 /** What stands where there is nothing yet: why, and the command that would change it. */

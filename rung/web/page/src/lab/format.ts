@@ -75,6 +75,11 @@ export function age(value: unknown): string {
   return date.toISOString().slice(0, 10);
 }
 
+export function ago(value: unknown): string {
+  const text = age(value);
+  return text === "now" ? "just now" : text === "" || text.includes("-") ? text : `${text} ago`;
+}
+
 export function bytes(value: unknown): string {
   let x = num(value);
   if (!Number.isFinite(x)) return "";

@@ -1,10 +1,10 @@
 // What the doctor says of a run, on the curve where it began; what nobody looked at; layers; the step's time; captures.
 
-import { ask, type Answer, curve, Refusal, type Row } from "./api";
+import { ask, type Answer, curve, isExport, Refusal, type Row } from "./api";
 import { Chart, type Mark } from "./chart";
 import { looks } from "./colours";
 import { copyable, empty, h, put } from "./dom";
-import { duration, isNumber, num, short, value } from "./format";
+import { duration, num, short, value } from "./format";
 import { heat } from "./heat";
 import { section } from "./run";
 import { status } from "./runs";
@@ -52,19 +52,20 @@ async function fill(body: HTMLElement, run: string, query: URLSearchParams, char
   const counts = ["sick", "healthy", "not_looked_at"].map((name) => `${Object.keys(answers[name] ?? {}).length} ${name.replaceAll("_", " ")}`).join(", ");
   const unknown = (said["unknown"] ?? []) as string[];
   const verdict = String(said["verdict"]);
-  const curveBox = h("section", { class: "panel", "aria-label": "Where findings began" });
-  const layersBox = h("div"), clockBox = h("div"), capturesBox = h("div");
+  const curveBox = h("section", { class: findings.length > 0 ? "panel" : "panel two-columns", "aria-label": "Where findings began" });
+  const layersBox = h("div"), clockBox = h("div");
   const preflight = (said["preflight"] ?? []) as Answer[], coincidences = (said["coincidences"] ?? []) as Answer[];
   put(body,
     h("p", { class: "sentence", "data-verdict": verdict }, h("span", { class: "kind" }, verdict), " ", status(String(said["status"])), ` after ${short(said["steps"], 8)} steps. `, h("span", { class: "quiet" }, `Of ${((said["rules"] ?? []) as unknown[]).length} rules: ${counts}.`), unknown.length > 0 && h("span", { class: "quiet" }, ` Not known: ${unknown.join("; ")}.`)),
-    h("div", { class: "two-columns" }, h("div", { class: "findings" }, findings.length === 0 ? h("p", { class: "panel quiet" }, verdict === "healthy" ? "No rule that could look found anything." : "No finding; see below what was not looked at.") : findings.map((one) => show(one, run))), curveBox),
+    findings.length > 0
+      ? h("div", { class: "two-columns" }, h("div", { class: "findings" }, findings.map((one) => show(one, run))), curveBox)
+      : [h("p", { class: "quiet" }, verdict === "healthy" ? "No rule that could look found anything." : "No finding; see below what was not looked at."), curveBox],
     coincidences.length > 0 && section("What changed, and what happened near it", `${coincidences.length}`, h("table", {}, h("tbody", {}, ...coincidences.map((one) => h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", {}, String(one["signal"])), h("td", { class: "number" }, `${short(one["before"])} → ${short(one["after"])}`), h("td", { class: "wrap quiet" }, ((one["events"] ?? []) as string[]).join(", ") || "nothing that was recorded"))))), true),
     preflight.length > 0 && section("Checks before step 0", `${preflight.length}`, h("ul", { class: "plain-list" }, ...preflight.map((one) => h("li", {}, h("b", {}, `${value(one["level"])} ${value(one["name"])}: `), value(one["seen"]), one["remedy"] ? h("span", { class: "quiet" }, ` ${value(one["remedy"])}`) : ""))), true),
-    clockBox, layersBox, capturesBox, notLooked(said));
+    captures(said), clockBox, layersBox, notLooked(said));
   void evidence(curveBox, run, findings, charts, stops);
   void clock(clockBox, run);
   void layers(layersBox, run, query.get("layers") ?? "");
-  void captures(capturesBox, run);
 }
 
 function show(one: Finding, run: string): HTMLElement {
@@ -86,7 +87,7 @@ async function evidence(box: HTMLElement, run: string, findings: Finding[], char
         chart.destroy();
         continue;
       }
-      box.append(h("h3", {}, metric), chart.root);
+      box.append(h("div", {}, h("h3", {}, metric), chart.root));
       const draw = (): void => chart.show({ metric, x: "step", marks, lines: series.map((one) => ({ ...one, look: looks([run]).get(run)!, label: run })) });
       draw();
       addEventListener("rung-theme", draw);
@@ -107,63 +108,66 @@ function notLooked(said: Answer): HTMLElement | false {
     h("tbody", {}, ...rules.map((rule) => h("tr", {}, h("th", { scope: "row" }, rule), h("td", { class: "wrap" }, answers[rule] ?? ""), h("td", { class: "wrap" }, how[rule] ? h("code", {}, how[rule]!) : "")))))), true);
 }
 
-/** Where the time of a step goes, and what it would be without each wait. */
+/** Where the time of a step goes, and how much faster the run would be without each wait. */
 async function clock(box: HTMLElement, run: string): Promise<void> {
+  let said: Answer;
   try {
-    const said = await ask<Answer>(`clock/${run}`);
-    const parts = ((said["parts"] ?? []) as Answer[]).map((one) => ({ name: String(one["name"]), ms: num(one["ms"] ?? one["median_ms"] ?? one["mean_ms"]), isWait: one["is_wait"] === true, gain: one["gain"] ?? one["speedup"] })).filter((one) => Number.isFinite(one.ms) && one.ms > 0);
-    if (parts.length === 0) return;
-    const gains = ((said["gains"] ?? []) as Answer[]);
-    const total = parts.reduce((sum, one) => sum + one.ms, 0);
-    const bar = h("div", { class: "clock", role: "img", "aria-label": parts.map((one) => `${one.name} ${short(one.ms, 3)} ms`).join(", ") }, ...parts.map((one, i) => {
-      const piece = h("span", { "data-i": i % 6, title: `${one.name} ${short(one.ms, 3)} ms` }, one.ms / total > 0.09 ? one.name : "");
-      piece.style.flexGrow = String(one.ms);
-      return piece;
-    }));
-    const gainOf = (name: string): string => {
-      const found = gains.find((one) => [one["name"], one["part"], one["what"]].includes(name));
-      const ratio = found?.["speedup"] ?? found?.["ratio"] ?? found?.["gain"] ?? parts.find((one) => one.name === name)?.gain;
-      return isNumber(ratio) ? `${num(ratio).toFixed(2)}× as fast without it` : "";
-    };
-    box.append(section("Step clock", `${duration(total / 1000)} a step`, h("div", {}, bar, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "part"), h("th", { class: "number" }, "time"), h("th", { class: "number" }, "share"), h("th", {}, "predicted gain"))),
-      h("tbody", {}, ...parts.map((one, i) => h("tr", {}, h("th", { scope: "row" }, h("span", { class: "clock-key", "data-i": i % 6 }), one.name), h("td", { class: "number" }, `${short(one.ms, 3)} ms`), h("td", { class: "number" }, `${((100 * one.ms) / total).toFixed(1)} %`), h("td", { class: "quiet" }, gainOf(one.name)))))),
-      said["words"] ? h("p", { class: "quiet" }, String(said["words"])) : ""), true));
+    said = await ask<Answer>(`clock/${run}`);
   } catch {
-    // a run without a clock has no such section
+    return; // a run without rows has no clock
   }
+  const parts = (said["parts"] ?? []) as Answer[];
+  const ofStep = parts.filter((one) => one["is_of_step"] !== false && num(one["mean_ms"]) > 0);
+  if (ofStep.length === 0) {
+    put(box, section("Step clock", "not recorded", h("p", { class: "quiet" }, "rung's own loops record the parts of a step; in a loop of one's own ", h("code", {}, "run.watch"), " does."), false));
+    return;
+  }
+  const gains = new Map(((said["gains"] ?? []) as Answer[]).map((one) => [String(one["name"]), num(one["speedup"])]));
+  const keys = new Map(ofStep.map((one, i) => [String(one["name"]), i % 6]));
+  const title = (one: Answer): string => String(one["name"]).replaceAll("_", " ");
+  const bar = h("div", { class: "clock", role: "img", "aria-label": ofStep.map((one) => `${title(one)} ${short(one["mean_ms"], 3)} ms`).join(", ") }, ...ofStep.map((one) => {
+    const piece = h("span", { "data-i": keys.get(String(one["name"])), title: `${title(one)} ${short(one["mean_ms"], 3)} ms` }, num(one["share"]) > 0.12 ? title(one) : "");
+    piece.style.flexGrow = String(num(one["share"]));
+    return piece;
+  }));
+  const shown = parts.filter((one) => num(one["mean_ms"]) > 0);
+  put(box, section("Step clock", `${duration(num(said["step_ms"]) / 1000)} a step, over ${short(said["num_steps"], 8)} steps`, h("div", {}, bar, h("div", { class: "scroll", tabindex: 0 }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "part"), h("th", { class: "number" }, "mean"), h("th", { class: "number" }, "5 % to 95 %"), h("th", { class: "number" }, "of a step"), h("th", {}, "the run without it"))),
+    h("tbody", {}, ...shown.map((one) => h("tr", { "data-part": String(one["name"]) }, h("th", { scope: "row" }, h("span", { class: "clock-key", "data-i": keys.get(String(one["name"])) ?? null }), title(one), one["is_of_step"] === false && h("span", { class: "quiet" }, keys.has(String(one["name"])) ? "" : " (beside)")), h("td", { class: "number" }, `${short(one["mean_ms"], 3)} ms`), h("td", { class: "number quiet" }, `${short(one["p5_ms"], 3)} – ${short(one["p95_ms"], 3)}`), h("td", { class: "number" }, `${(100 * num(one["share"])).toFixed(1)} %`),
+      h("td", { class: "quiet" }, gains.has(String(one["name"])) ? `${gains.get(String(one["name"]))!.toFixed(2)}× as fast` : "")))))),
+  ), true));
 }
 
-async function layers(box: HTMLElement, run: string, asked: string): Promise<void> {
+async function layers(box: HTMLElement, run: string, kind: string, metric = ""): Promise<void> {
+  let said: Answer;
   try {
-    const said = await ask<Answer>(`layers/${run}`, { metric: asked });
-    const names = (said["metric"] ?? said["metrics"] ?? []) as string[], steps = (said["steps"] ?? []) as number[], of = (said["layers"] ?? []) as string[];
-    if (steps.length === 0 || of.length === 0) {
-      put(box, section("Layers over the steps", "not recorded", h("p", { class: "quiet" }, "Norms of each layer come with their tables; ", h("code", {}, "signals.activation_stats_every=100"), " records activations as well."), false));
-      return;
-    }
-    const isArray = Array.isArray(names) && names.length > 0;
-    const now = asked || String(said["shown"] ?? said["name"] ?? (isArray ? names[0] : ""));
-    const values = (said["values"] ?? []) as unknown[][];
-    const positive = values.flat().map(num).filter(Number.isFinite);
-    const isLog = positive.length > 0 && positive.every((x) => x >= 0) && Math.max(...positive.slice(0, 50000)) > 30 * (positive.filter((x) => x > 0).sort((a, b) => a - b)[Math.floor(positive.length * 0.05)] ?? 1);
-    const choice = h("select", { "aria-label": "Number per layer", onchange: () => void layers(box, run, choice.value) }, ...names.map((name) => h("option", { value: name }, name)));
-    choice.value = now;
-    put(box, section("Layers over the steps", `${of.length} layers, ${steps.length} steps`, h("div", {}, isArray && h("label", { class: "row" }, "Show ", choice), heat(steps, of, values, isLog)), true));
+    said = await ask<Answer>(`layers/${run}`, { kind, metric });
   } catch (problem) {
-    if (problem instanceof Refusal && problem.status !== 404) put(box, section("Layers over the steps", "", h("p", { class: "quiet" }, problem.message), false));
+    if (problem instanceof Refusal) put(box, section("Layers over the steps", "", h("p", { class: "quiet" }, problem.message), false));
+    return;
   }
+  const kinds = (said["kinds"] ?? {}) as Record<string, string[]>, steps = (said["steps"] ?? []) as number[], of = (said["layers"] ?? []) as string[];
+  if (steps.length === 0 || of.length === 0) {
+    put(box, section("Layers over the steps", "not recorded", h("p", { class: "quiet" }, "Norms of each layer come with their tables; ", h("code", {}, "signals.activation_stats_every=100"), " records activations as well."), false));
+    return;
+  }
+  const values = (said["values"] ?? []) as unknown[][];
+  const positive = values.flat().map(num).filter((x) => Number.isFinite(x) && x !== 0).sort((a, b) => a - b);
+  const isLog = positive.length > 0 && positive[0]! > 0 && positive.at(-1)! > 30 * positive[Math.floor(positive.length * 0.05)]!;
+  const choice = h("select", { "aria-label": "Number per layer", disabled: isExport, onchange: () => {
+    const [to, name] = choice.value.split(" ");
+    void layers(box, run, to ?? "", name);
+  } }, ...Object.entries(kinds).flatMap(([to, names]) => names.map((name) => h("option", { value: `${to} ${name}` }, Object.keys(kinds).length > 1 ? `${to}: ${name}` : name))));
+  choice.value = `${said["kind"]} ${said["metric"]}`;
+  put(box, section("Layers over the steps", `${of.length} layers, ${steps.length} steps`, h("div", {}, h("label", { class: "row" }, "Show ", choice), heat(steps, of, values, isLog)), true));
 }
 
 /** Steps that were kept because they went wrong, and what replaying them said. */
-async function captures(box: HTMLElement, run: string): Promise<void> {
-  try {
-    const known = await ask<Answer>(`run/${run}`);
-    const events = (known["events"] ?? []) as Answer[];
-    const found = events.filter((one) => ["capture", "captured", "replay", "replayed"].includes(String(one["kind"])));
-    if (found.length === 0) return;
-    box.append(section("Captures and replays", `${found.length}`, h("table", {}, h("tbody", {}, ...found.map((one) => h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", {}, String(one["kind"])), h("td", { class: "wrap" }, Object.entries(one).filter(([name, given]) => !["kind", "step", "unix_s", "segment"].includes(name) && given !== null && typeof given !== "object").map(([name, given]) => `${name} ${value(given)}`).join(", ")),
-      h("td", {}, String(one["kind"]).startsWith("capture") ? copyable(`rung replay ${run} ${value(one["step"])}`) : ""))))), true));
-  } catch {
-    // shown by the run's own page
-  }
+function captures(said: Answer): HTMLElement | false {
+  const found = (said["captures"] ?? []) as Answer[], replays = (said["replays"] ?? []) as Answer[];
+  if (found.length === 0 && replays.length === 0) return false;
+  const words = (one: Answer): string => Object.entries(one).filter(([name, given]) => !["kind", "step", "unix_s", "segment"].includes(name) && given !== null && typeof given !== "object").map(([name, given]) => (["verdict", "words", "text"].includes(name) ? String(given) : `${name} ${value(given)}`)).join(", ");
+  return section("Captures and replays", `${found.length}`, h("table", {}, h("tbody", {}, ...found.map((one) => {
+    const of = replays.filter((replay) => replay["step"] === one["step"]);
+    return h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", { class: "wrap" }, of.length > 0 ? of.map((replay) => h("div", {}, words(replay))) : h("span", { class: "quiet" }, "not replayed yet")), h("td", {}, copyable(String(one["command"]))));
+  }), ...replays.filter((replay) => !found.some((one) => one["step"] === replay["step"])).map((one) => h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", { class: "wrap" }, words(one)), h("td", {}))))), true);
 }

@@ -60,7 +60,7 @@ export function heat(steps: number[], layers: string[], values: unknown[][], isL
   for (let i = 0; i < 128; i += 1) ramp.data.set([...colour(i / 127), 255], 4 * i);
   bar.getContext("2d")!.putImageData(ramp, 0, 0);
   return h("div", { class: "heat-map" }, names, h("div", { class: "heat-box" }, canvas, h("div", { class: "row heat-foot number" }, h("span", {}, `step ${short(steps[0], 8)}`), h("span", { class: "space" }), h("span", {}, `step ${short(steps.at(-1), 8)}`))),
-    h("div", { class: "heat-scale" }, readout, h("span", { class: "row number" }, short(isLog ? 10 ** low : low, 3), bar, short(isLog ? 10 ** high : high, 3), isLog ? "(log)" : "")));
+    h("div", { class: "heat-scale" }, readout, h("span", { class: "row number" }, short(isLog ? 10 ** low : low, 3), bar, short(isLog ? 10 ** high : high, 3), isLog ? "log" : "")));
 }
 
 function clamp(i: number, size: number): number {

@@ -3,26 +3,26 @@
 import { type Answer, address, isExport } from "./api";
 
 interface Listener {
-  rows?: (run: string, rows: Answer[]) => void;
-  runs?: (rows: Answer[]) => void;
+  rows?: (run: string, rows: Answer[], isRestarted: boolean) => void;
+  runs?: (rows: Answer[], gone: string[]) => void;
 }
 
 let source: EventSource | null = null;
 
-export function follow(runs: readonly string[], listener: Listener): () => void {
+/** New rows of `runs`, of these metrics alone where some are named, and any run that began, ended or was written to. */
+export function follow(runs: readonly string[], listener: Listener, metrics: readonly string[] = []): () => void {
   if (isExport) return () => undefined;
   source?.close();
-  const opened = new EventSource(address("live", { runs: runs.join(",") }));
+  const opened = new EventSource(address("live", { runs: runs.join(","), metrics: metrics.join(",") }));
   source = opened;
   opened.addEventListener("rows", (event) => {
     const said = parse(event as MessageEvent<string>);
     const rows = (Array.isArray(said["rows"]) ? said["rows"] : []) as Answer[];
-    if (typeof said["run"] === "string") listener.rows?.(said["run"], rows);
+    if (typeof said["run"] === "string") listener.rows?.(said["run"], rows, said["restarted"] === true);
   });
   opened.addEventListener("runs", (event) => {
-    const said = parse(event as MessageEvent<string>) as unknown;
-    const rows = Array.isArray(said) ? said : Array.isArray((said as Answer)["runs"]) ? ((said as Answer)["runs"] as Answer[]) : [said];
-    listener.runs?.(rows as Answer[]);
+    const said = parse(event as MessageEvent<string>);
+    listener.runs?.((said["changed"] ?? []) as Answer[], (said["gone"] ?? []) as string[]);
   });
   const line = document.getElementById("line");
   const tell = (state: string, text: string): void => {

@@ -1,11 +1,11 @@
 // One run: the answer first, then how it got there, then all that is known; and beside it what people write.
 
-import { ask, type Answer, curve, Refusal, type Row, theLab, write } from "./api";
+import { ask, type Answer, curve, Refusal, type Row, send, theLab, write } from "./api";
 import { Chart } from "./chart";
 import { looks } from "./colours";
-import { namesOf, usual } from "./curves";
+import { namesOf, smoothing, usual } from "./curves";
 import { copyable, dialog, h, put, toast } from "./dom";
-import { age, bytes, duration, instant, isNumber, leaves, loss, num, plural, short, signed, value } from "./format";
+import { age, ago, bytes, duration, instant, isNumber, leaves, loss, num, plural, short, signed, value } from "./format";
 import { follow } from "./live";
 import { markdown } from "./markdown";
 import { status, verdictWord } from "./runs";
@@ -42,7 +42,7 @@ class RunView {
           h("button", { type: "button", "aria-pressed": chosen.includes(run), onclick: (event: Event) => {
             choose(chosen.includes(run) ? chosen.filter((one) => one !== run) : [...chosen, run]);
             (event.currentTarget as HTMLElement).setAttribute("aria-pressed", String(chosen.includes(run)));
-          } }, "Chosen"))),
+          } }, "Choose"))),
       h("div", { class: "with-side" },
         h("div", { class: "main-column" }, this.answer(), this.curves(), this.evals(), this.config(), this.events(), this.environment()),
         h("aside", { class: "side", "aria-label": "What people wrote" }, ...this.writing())));
@@ -77,7 +77,7 @@ class RunView {
     const totals = (known["totals"] ?? {}) as Answer;
     const out: (Node | string)[] = [" · ", h("span", { id: "steps" }, known["step"] === null || known["step"] === undefined ? "nothing logged" : `step ${short(known["step"], 7)}${isNumber(planned) ? ` of ${short(planned, 7)}` : ""}`)];
     if (isNumber(totals["elapsed_s"])) out.push(` · ${duration(totals["elapsed_s"])}`);
-    if (known["created"] !== undefined) out.push(" · ", h("time", { title: String(known["created"]) }, `started ${age(known["created"])} ago`));
+    if (known["created"] !== undefined) out.push(" · ", h("time", { title: String(known["created"]) }, `started ${ago(known["created"])}`));
     if (known["reason"]) out.push(` · ${String(known["reason"])}`);
     return out;
   }
@@ -123,7 +123,7 @@ class RunView {
       };
       const show = async (): Promise<void> => {
         try {
-          lines = await curve({ runs: this.run, metric, x: "step", from: asked?.[0], to: asked?.[1], points: 600, smooth: 0.6 });
+          lines = await curve({ runs: this.run, metric, x: "step", from: asked?.[0], to: asked?.[1], points: 600, smooth: smoothing(metric, 0.6) });
           draw();
           const reading = lines.reading?.[0];
           note.textContent = reading === undefined ? lines.series.length === 0 ? lines.errors?.[0]?.message ?? "not recorded" : "" : `Reading it for the first time: ${bytes(reading.done_bytes)} of ${bytes(reading.total_bytes)}`;
@@ -229,7 +229,7 @@ class RunView {
     const because = h("textarea", { id: "write-verdict-text", rows: 2, value: said, "aria-label": "Why this verdict", placeholder: "Because …" });
     const note = h("textarea", { id: "write-note", rows: 3, "aria-label": "A new note, in Markdown", placeholder: "Markdown: **bold**, `code`, - lists, [piano/2](piano/2)" });
     const tags = h("input", { id: "write-tags", value: ((known["tags"] ?? []) as string[]).join(" "), placeholder: "baseline keep", autocomplete: "off" });
-    const written = notes.length === 0 ? h("p", { class: "quiet" }, canWrite ? "No note yet." : "No note was written.") : h("ol", { class: "notes" }, ...[...notes].reverse().map((one) => h("li", {}, h("time", { class: "quiet", title: instant(one["unix_s"])?.toLocaleString() ?? null }, `${age(one["unix_s"])} ago`), markdown(String(one["text"] ?? "")))));
+    const written = notes.length === 0 ? h("p", { class: "quiet" }, canWrite ? "No note yet." : "No note was written.") : h("ol", { class: "notes" }, ...[...notes].reverse().map((one) => h("li", {}, h("time", { class: "quiet", title: instant(one["unix_s"])?.toLocaleString() ?? null }, ago(one["unix_s"])), markdown(String(one["text"] ?? "")))));
     if (!canWrite) {
       return [
         word !== "" && h("section", {}, h("h2", {}, "Verdict"), h("p", {}, h("b", {}, word), said !== "" && ` ${said}`)), h("section", {}, h("h2", {}, "Notes"), written),
@@ -278,14 +278,34 @@ class RunView {
   }
 
   private trash(): void {
-    const made = dialog(`Move ${this.run} to the trash?`, h("p", {}, "Its folder moves to the trash of the lab, with its checkpoints. ", h("code", {}, "rung rm --restore"), " brings it back."), h("p", { class: "row" },
-      h("button", { type: "button", class: "danger", onclick: () => void go() }, "Move to trash"), h("button", { type: "button", onclick: () => made.close() }, "Keep it")));
+    const said = h("p", { role: "alert", class: "bad" });
+    const button = h("button", { type: "button", class: "danger", onclick: () => void go() }, "Move to trash");
+    const made = dialog(`Move ${this.run} to the trash?`, h("p", {}, "Its folder moves to the trash of the lab, with its checkpoints. ", h("code", {}, "rung rm --undo"), " brings it back."), said, h("p", { class: "row" },
+      button, h("button", { type: "button", onclick: () => made.close() }, "Keep it")));
+    let isForced = false;
     const go = async (): Promise<void> => {
+      try {
+        await write(this.run, "trash", { force: isForced });
+      } catch (problem) {
+        said.textContent = problem instanceof Refusal ? problem.message : "The server does not answer; nothing was moved.";
+        isForced = problem instanceof Refusal; // other runs may need it: the second press is meant
+        button.textContent = "Move it all the same";
+        return;
+      }
       made.close();
-      if (!(await this.send("trash", {}))) return;
       choose(chosen.filter((one) => one !== this.run));
       location.hash = "#/runs";
+      toast(`${this.run} is in the trash. `, false, ["Undo", () => void this.restore()]);
     };
+  }
+
+  private async restore(): Promise<void> {
+    try {
+      await send("api/restore", { run: this.run });
+      location.hash = `#/run/${this.run}`;
+    } catch (problem) {
+      toast(problem instanceof Refusal ? problem.message : "The server does not answer.", true);
+    }
   }
 }
 

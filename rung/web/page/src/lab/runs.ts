@@ -142,21 +142,24 @@ class Runs {
     const isFollowing = this.rows.some((row) => row.status === "running");
     this.stop();
     this.stop = follow(isFollowing ? this.rows.filter((row) => row.status === "running").slice(0, 20).map((row) => row.run) : [], {
-      runs: (rows) => this.heard(rows as Partial<Row>[]),
+      runs: (rows, gone) => this.heard(rows as Partial<Row>[], gone),
       rows: (run, rows) => {
         const row = this.rows.find((one) => one.run === run), step = rows.at(-1)?.["step"];
         if (row !== undefined && typeof step === "number") (row.steps = step), this.draw(true);
       },
-    });
+    }, ["loss"]);
   }
 
   /** New statuses at once; runs that are new, by asking for the list again. */
-  private heard(changed: Partial<Row>[]): void {
-    let isNew = false;
+  private heard(changed: Partial<Row>[], gone: string[]): void {
+    let isNew = gone.some((run) => this.rows.some((row) => row.run === run));
     for (const one of changed) {
       const row = this.rows.find((known) => known.run === one.run);
       if (row === undefined) isNew = true;
-      else Object.assign(row, { ...one, values: { ...row.values, ...one.values } });
+      else {
+        if (one.status !== row.status && one.status === "running") isNew = true;
+        Object.assign(row, { ...one, values: { ...row.values, ...one.values } });
+      }
     }
     if (isNew) void this.load();
     else this.arrange(true);
@@ -495,7 +498,7 @@ export function bestOf(row: Row): unknown {
 
 function changes(row: Row): HTMLElement {
   const changed = row.changed ?? [];
-  const parts = changed.slice(0, 3).map(([key, a, b]) => h("span", { class: "change" }, h("span", { class: "quiet" }, tail(key)), " ", h("del", {}, value(a) || "–"), " → ", h("b", {}, value(b) || "–")));
+  const parts = changed.slice(0, 3).map(([key, a, b]) => h("span", { class: "change" }, h("span", { class: "quiet" }, tail(key)), " ", h("del", {}, value(a ?? "–")), " → ", h("b", {}, value(b ?? "–"))));
   const why = row.why || row.note || "";
   return h("span", { class: "changes" }, ...parts, changed.length > 3 && h("span", { class: "quiet" }, `+${changed.length - 3}`), why !== "" && h("span", { class: "why" }, why.split("\n")[0]));
 }

@@ -46,7 +46,8 @@ export async function samplesPage(query: URLSearchParams): Promise<Page> {
       return [run, []];
     }
   }))]);
-  return new Samples(runs, rows, samples, tables, query).page();
+  const shown = new Set(samples.map((one) => one.url)); // a loop's own pictures and sounds are samples already
+  return new Samples(runs, rows, samples, tables.map(([run, found]) => [run, found.filter((one) => !shown.has(String(one["url"])))]), query).page();
 }
 
 class Samples {
@@ -243,7 +244,9 @@ class Samples {
     }
     if (item.kind === "image" || (item.kind === "film" && /\.(webp|gif|png)$/i.test(item.url))) {
       const shown = h("img", { src: url, alt: item.text || name, loading: "lazy", onclick: () => dialog(name, h("img", { class: "whole", src: url, alt: item.text || name })) });
-      return h("figure", {}, shown, h("figcaption", { class: "quiet" }, h("a", { href: url, target: "_blank", rel: "noopener" }, item.name)));
+      const figure = h("figure", {}, shown, h("figcaption", { class: "quiet" }, h("a", { href: url, target: "_blank", rel: "noopener" }, item.name)));
+      // Beside a sound it is a picture of the same; the lanes stay close to each other for the ear.
+      return lane.items.some((one) => one.kind === "midi" || one.kind === "audio") ? h("details", {}, h("summary", { class: "quiet" }, item.name), figure) : figure;
     }
     if (item.kind === "film") {
       const film = h("video", { controls: true, loop: true, muted: true, playsinline: true, "aria-label": name });
