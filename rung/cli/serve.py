@@ -15,7 +15,7 @@ from rung.text import echo
 from rung.units import plural
 
 
-@click.command(short_help="Show the whole lab book as a live page.")
+@click.command("serve", short_help="Show the whole lab book as a live page.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Another address than loopback needs --token.")
 @token_option

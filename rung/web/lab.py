@@ -311,7 +311,10 @@ def writing(lab: Lab, write: Callable[[Request, Mapping[str, Any]], Any]) -> Cal
 
     async def endpoint(request: Request) -> Response:
         def answer(request: Request) -> Any:
-            given = from_json(body or b"{}")
+            try:
+                given = from_json(body or b"{}")
+            except ValueError as error:
+                raise UserError(f"the body is not JSON: {error}.", code="bad-request") from error
             if not isinstance(given, dict):
                 raise UserError("the body must be a JSON object.", code="bad-request")
             return write(request, given)

@@ -19,7 +19,6 @@ from typing import ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
-import msgspec
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -28,6 +27,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rung import parse
 from rung.errors import UserError
 
 POLICY = (
@@ -244,9 +244,9 @@ class TokenGate:
                 return PlainTextResponse("too long", 413)
         is_json = request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
         try:
-            found = msgspec.json.decode(body, type=dict[str, str]) if is_json else dict(parse_qsl(body.decode()))
-            given = found.get("token", "").encode()
-        except (ValueError, UnicodeError):
+            found = parse.mapping(parse.json(body)) if is_json else dict(parse_qsl(body.decode()))
+            given = str(found.get("token", "")).encode()
+        except ValueError:
             given = b""
         if not hmac.compare_digest(given, self._token):
             if is_json:

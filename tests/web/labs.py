@@ -7,25 +7,90 @@ writes FOLDER/many/1..1000, FOLDER/long/1 and the runs of `write_book` below.
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import math
 import random
 import shutil
 import struct
+import threading
 import uuid
 import wave
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rung.runs.record import Record, append_event
+from rung.web.lab import lab_app
+from rung.web.serve import address_of, listen, server
 
 SPIKE, NAN = 321, 654  # steps of the long run with a spike of the loss, and with one that is not finite
 START = datetime(2026, 11, 1, 9, tzinfo=UTC)
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of an error."""
+        found: str = self.json["code"]
+        return found
+
+
+class ServedLab:
+    """A real server in a thread, on a free port."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.app = lab_app(root, **options)
+        listening = listen("127.0.0.1", 0)
+        self.url, self.port = address_of(listening), listening.getsockname()[1]
+        self.server = server(self.app)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+        self.csrf: str = self.app.state.lab.csrf
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
+        """Sends the path as it is, dots and all. Underscores in names of headers stand for dashes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            connection.putrequest(method, path, skip_host="Host" in sent)
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            if data is not None:
+                connection.putheader("Content-Length", str(len(data)))
+            connection.endheaders(data)
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON of an answer that is no error."""
+        answer = self.ask(path)
+        assert answer.status == 200, (path, answer.status, answer.body[:500])
+        return answer.json
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        """As the page does."""
+        given = {"X-Rung-CSRF": self.csrf, "Content-Type": "application/json", **headers}
+        return self.ask(path, "POST", body, **given)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
 
 
 def start(root: Path, experiment: str = "piano", **fields: Any) -> Record:
