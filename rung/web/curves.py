@@ -157,9 +157,9 @@ def _epochs(
     run: Run, steps: np.ndarray, recorded: tuple[np.ndarray, np.ndarray] | None, all_steps: np.ndarray
 ) -> np.ndarray:
     derived = run.document.get("derived") or {}
-    sizes = [derived.get(name) for name in ("rows_per_step", "epoch_rows")]
-    if all(isinstance(size, int | float) and size > 0 for size in sizes):
-        return steps * (float(sizes[0]) / float(sizes[1]))
+    a_step, an_epoch = derived.get("rows_per_step"), derived.get("epoch_rows")
+    if isinstance(a_step, int | float) and isinstance(an_epoch, int | float) and a_step > 0 and an_epoch > 0:
+        return steps * (a_step / an_epoch)
     if recorded is not None and len(recorded[0]):
         return np.interp(steps, all_steps[recorded[0]], recorded[1])
     raise RunError(f"{run.id} does not say how long an epoch is.", code="no-metric")

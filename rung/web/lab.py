@@ -175,12 +175,12 @@ class Lab:
     def ab(self, request: Request) -> Any:
         """As `rung ab --judge A... -- B... --json`: each side may be several runs, with commas."""
         asked = request.query_params
-        arms = [self._runs(request, side) for side in ("a", "b")]
+        a, b = self._runs(request, "a"), self._runs(request, "b")
         metrics = asked.getlist("metric")
         judged = functools.partial(judge, allowed=tuple(asked.getlist("allow")), declared=asked.get("declare") or None)
-        planned = planned_seeds([run for arm in arms for run in arm])
-        found = judge_and_count(*arms, judged, metrics, planned, 1, may_write=not self.is_read_only)
-        names = {"a_runs": [run.id for run in arms[0]], "b_runs": [run.id for run in arms[1]]}
+        planned = planned_seeds([*a, *b])
+        found = judge_and_count(a, b, judged, metrics, planned, 1, may_write=not self.is_read_only)
+        names = {"a_runs": [run.id for run in a], "b_runs": [run.id for run in b]}
         if len(found) == 1:
             return {**found[0].to_dict(), **names}
         return {**names, "variants": [one.to_dict() for one in found]}
