@@ -41,9 +41,6 @@ export interface Series {
   num_points: number;
   has_nonfinite: number[];
   baselines: { name: string; value: number }[];
-  targets?: number[];
-  epochs?: number[];
-  time?: number[];
 }
 export interface Curve {
   x: string;
@@ -66,7 +63,7 @@ export type Answer = Record<string, unknown>;
 
 declare global {
   interface Window {
-    RUNG_EXPORT?: { answers: Record<string, string> };
+    RUNG_EXPORT?: { made: number };
   }
 }
 
@@ -109,10 +106,22 @@ async function read<T>(response: Response): Promise<T> {
   return answer as T;
 }
 
-async function stored<T>(key: string): Promise<T> {
-  const file = window.RUNG_EXPORT?.answers[key];
-  if (file === undefined) throw new Refusal("this copy of the book does not hold that; `rung serve` shows it", "not-in-copy", 404);
-  return await read<T>(await fetch(file));
+const files = new Map<string, Promise<unknown>>();
+
+/** An answer of the copy; a problem that was written in its place is one here as well. */
+function stored<T>(path: string): Promise<T> {
+  let found = files.get(path);
+  if (found === undefined) {
+    found = (async () => {
+      const response = await fetch(`api/${path}.json`);
+      if (!response.ok) throw new Refusal("this copy of the book does not hold that; `rung serve` shows it", "not-in-copy", 404);
+      const answer = await read<Answer>(response);
+      if (typeof answer["error"] === "string" && typeof answer["code"] === "string") throw new Refusal(answer["error"], answer["code"], 400);
+      return answer;
+    })();
+    files.set(path, found);
+  }
+  return found as Promise<T>;
 }
 
 /** A curve of each run, its numbers as numbers. `reading` names the long runs that the server reads for the first time. */
@@ -132,27 +141,35 @@ export async function curve(query: Query, signal?: AbortSignal): Promise<Curve> 
 async function fromExport<T>(path: string, query: Query): Promise<T> {
   const runs = String(query["runs"] ?? "").split(",").filter(Boolean);
   if (path === "curve") {
-    const found = await Promise.all(runs.map(async (run) => {
-      try {
-        return (await stored<Curve>(`curve?run=${run}&metric=${query["metric"]}`)).series;
-      } catch {
-        return [];
-      }
-    }));
-    const x = String(query["x"] ?? "step") as "targets" | "epochs" | "time";
-    const series = found.flat().map((one) => thinned(one, one[x] ?? one.x, query));
-    return { x, metric: query["metric"], series } as T;
+    const found = await Promise.all(runs.map((run) => storedCurve(run, query)));
+    return { x: query["x"] ?? "step", metric: query["metric"], series: found.filter((one) => one !== null) } as T;
   }
   if (path === "samples") {
-    const found = await Promise.all(runs.map(async (run) => (await stored<{ samples: SampleItem[] }>(`samples?runs=${run}`)).samples));
-    return { samples: found.flat() } as T;
+    const found = await Promise.all(runs.map((run) => stored<{ samples: SampleItem[] }>(`samples/${run}`)));
+    return { samples: found.flatMap((one) => one.samples) } as T;
   }
-  if (path === "diff" || path === "ab") return await stored<T>(`${path}?a=${query["a"]}&b=${query["b"]}`);
-  return await stored<T>(path);
+  if (path === "diff" || path === "ab") return await stored<T>(`${path}/${query["a"]}/${query["b"]}`);
+  const answer = await stored<Answer>(path);
+  const map = path.startsWith("layers/") && query["metric"] ? (answer["maps"] as Record<string, Answer>)[`${query["kind"]}/${query["metric"]}`] : undefined;
+  return { ...answer, ...map } as T;
+}
+
+async function storedCurve(run: string, query: Query): Promise<Series | null> {
+  try {
+    const { curves } = await stored<{ curves: Record<string, string> }>(`run/${run}`);
+    const file = curves[String(query["metric"])];
+    if (file === undefined) return null;
+    const found = await stored<Omit<Series, "x"> & { x: Record<string, unknown[]> }>(file.replace(/^api\/|\.json$/g, ""));
+    const x = found.x[String(query["x"] ?? "step")];
+    return x === undefined ? null : thinned({ ...found, x: x.map(num), min: found.min.map(num), max: found.max.map(num), mean: found.mean.map(num) }, query);
+  } catch {
+    return null;
+  }
 }
 
 /** The part between `from` and `to`, smoothed as the server does it, but of points that were thinned before. */
-function thinned(one: Series, x: number[], query: Query): Series {
+function thinned(one: Series, query: Query): Series {
+  const { x } = one;
   const from = Number(query["from"] ?? -Infinity), to = Number(query["to"] ?? Infinity), smooth = Number(query["smooth"] ?? 0);
   let sum = 0, weight = 0;
   const mean = one.mean.map((value) => {
@@ -166,10 +183,13 @@ function thinned(one: Series, x: number[], query: Query): Series {
   return { ...one, x: pick(x), min: pick(one.min), max: pick(one.max), mean: pick(mean) };
 }
 
-let lab: Lab | null = null;
+let lab: Promise<Lab> | null = null;
 
-export async function theLab(isFresh = false): Promise<Lab> {
-  if (lab === null || isFresh) lab = await ask<Lab>("lab");
+export function theLab(isFresh = false): Promise<Lab> {
+  if (lab === null || isFresh) {
+    lab = ask<Lab>("lab");
+    lab.catch(() => (lab = null)); // asked again the next time
+  }
   return lab;
 }
 

@@ -355,7 +355,10 @@ export class Chart {
       const at = u.cursor.left ?? -1;
       const left = Math.min(room, Math.max(0, (at < 0 ? room / 2 : at) + by));
       const line = this.drawing?.lines[0], i = line === undefined ? -1 : nearest(line.x, u.posToVal(left, "x"));
-      u.setCursor({ left, top: i < 0 ? 10 : Math.max(0, u.valToPos(line!.mean[i] ?? NaN, "y")) || 10 });
+const top = i < 0 ? 10 : Math.max(0, u.valToPos(line!.mean[i] ?? NaN, "y")) || 10;
+      const box = u.over.getBoundingClientRect(); // as the mouse would, so that the other plots follow
+      u.over.dispatchEvent(new MouseEvent("mouseenter", { clientX: box.left + left, clientY: box.top + top }));
+      u.over.dispatchEvent(new MouseEvent("mousemove", { clientX: box.left + left, clientY: box.top + top }));
     } else if ((event.key === "+" || event.key === "=") && min !== undefined && max !== undefined) {
       const at = (u.cursor.left ?? -1) >= 0 ? u.posToVal(u.cursor.left!, "x") : (min! + max!) / 2;
       this.options.onZoom?.([at - (at - min!) / 2, at + (max! - at) / 2]);

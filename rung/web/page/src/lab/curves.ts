@@ -1,6 +1,6 @@
 // Any metrics of any runs over each other. One zoom and one cursor for all plots; what differs between the runs is their name.
 
-import { ask, type Answer, curve, type Curve, type Lab, Refusal, type Row, theLab } from "./api";
+import { ask, type Answer, curve, type Curve, Refusal, type Row } from "./api";
 import { Chart, type Line, type Mark, swatch } from "./chart";
 import { looks } from "./colours";
 import { dialog, empty, h, put, quietly } from "./dom";
@@ -13,7 +13,6 @@ const MOST = 24;
 const AXES: [string, string][] = [["step", "Step"], ["targets", "Targets"], ["epochs", "Epochs"], ["time", "Time"]];
 
 export async function curvesPage(query: URLSearchParams): Promise<Page> {
-  const lab = await theLab();
   let runs = (query.get("runs") ?? "").split(",").filter(Boolean);
   if (runs.length === 0) runs = chosen.slice(0, MOST);
   let rows: Row[] | null = null;
@@ -23,7 +22,7 @@ export async function curvesPage(query: URLSearchParams): Promise<Page> {
     runs = newest.slice(0, 3).map((row) => row.run);
     if (runs.length === 0) return { title: "Curves", root: empty("No curves yet", "Curves appear with the first step of the first run.", "rung train piano") };
   }
-  return new Curves(lab, runs.slice(0, MOST), query).page();
+  return new Curves(runs.slice(0, MOST), query).page();
 }
 
 interface Panel {
@@ -53,6 +52,7 @@ class Curves {
   private marks = new Map<string, Mark[]>();
   private hasFindings: boolean;
   private isUsual: boolean; // nobody chose the metrics
+  private at: string | null; // a step that one came from
   private followed = "";
   private extent: [number, number] | null = null;
   private stop: () => void = () => undefined;
@@ -63,7 +63,7 @@ class Curves {
   private readonly reset = h("button", { type: "button", hidden: true, onclick: () => this.zoom(null) }, "Show all ", h("kbd", {}, "0"));
   private readonly redraw = (): void => this.panels.forEach((panel) => this.draw(panel));
 
-  constructor(private readonly lab: Lab, private runs: string[], query: URLSearchParams) {
+  constructor(private runs: string[], query: URLSearchParams) {
     this.metrics = query.get("metrics")?.split(",").filter(Boolean) ?? [];
     this.isUsual = this.metrics.length === 0;
     this.x = AXES.some(([name]) => name === query.get("x")) ? query.get("x")! : "step";
@@ -73,7 +73,7 @@ class Curves {
     this.fit = query.get("fit") === "1";
     this.hasFindings = query.get("findings") === "1";
     this.large = query.get("large");
-    const at = query.get("at");
+    const at = (this.at = query.get("at"));
     if (at !== null && Number.isFinite(Number(at))) this.marks.set("", [{ x: Number(at), label: `step ${at}`, level: "info" }]);
   }
 
@@ -126,9 +126,7 @@ class Curves {
   }
 
   private async start(): Promise<void> {
-    // The metrics of the whole lab are known already; what these runs have among them comes with their curves.
-    this.names = this.lab.columns.metrics;
-    if (this.isUsual) this.metrics = usual(this.names);
+    if (this.isUsual) this.metrics = ["loss"]; // at once; the others when it is known what these runs recorded
     this.showLegend();
     this.showPicker();
     this.load();
@@ -151,8 +149,7 @@ class Curves {
     const of = new Set<string>();
     for (const known of this.rows.values()) for (const name of namesOf(known)) of.add(name);
     if (of.size > 0) {
-      this.names = this.lab.columns.metrics.filter((name) => of.has(name));
-      for (const name of of) if (!this.names.includes(name)) this.names.push(name);
+      this.names = [...of];
       const wanted = this.isUsual ? usual(this.names) : this.metrics;
       if (wanted.join() !== this.metrics.join()) {
         this.metrics = wanted;
@@ -218,7 +215,7 @@ class Curves {
   private remember(): void {
     remember("curves", {
       runs: this.runs.join(","), metrics: this.isUsual ? "" : this.metrics.join(","), x: this.x === "step" ? "" : this.x, smooth: this.smooth === 0.6 ? "" : +this.smooth.toFixed(4),
-      logx: this.logX ? 1 : "", logy: this.logY ? 1 : "", fit: this.fit ? 1 : "", findings: this.hasFindings ? 1 : "", large: this.large,
+      logx: this.logX ? 1 : "", logy: this.logY ? 1 : "", fit: this.fit ? 1 : "", findings: this.hasFindings ? 1 : "", large: this.large, at: this.at,
     });
     if (this.smooth === 0) remember("curves", Object.fromEntries([...new URLSearchParams(location.hash.split("?")[1]), ["smooth", "0"]]));
   }

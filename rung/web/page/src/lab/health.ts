@@ -1,6 +1,6 @@
 // What the doctor says of a run, on the curve where it began; what nobody looked at; layers; the step's time; captures.
 
-import { ask, type Answer, curve, isExport, Refusal, type Row } from "./api";
+import { ask, type Answer, curve, Refusal, type Row } from "./api";
 import { Chart, type Mark } from "./chart";
 import { looks } from "./colours";
 import { copyable, empty, h, put } from "./dom";
@@ -153,7 +153,7 @@ async function layers(box: HTMLElement, run: string, kind: string, metric = ""):
   const values = (said["values"] ?? []) as unknown[][];
   const positive = values.flat().map(num).filter((x) => Number.isFinite(x) && x !== 0).sort((a, b) => a - b);
   const isLog = positive.length > 0 && positive[0]! > 0 && positive.at(-1)! > 30 * positive[Math.floor(positive.length * 0.05)]!;
-  const choice = h("select", { "aria-label": "Number per layer", disabled: isExport, onchange: () => {
+  const choice = h("select", { "aria-label": "Number per layer", onchange: () => {
     const [to, name] = choice.value.split(" ");
     void layers(box, run, to ?? "", name);
   } }, ...Object.entries(kinds).flatMap(([to, names]) => names.map((name) => h("option", { value: `${to} ${name}` }, Object.keys(kinds).length > 1 ? `${to}: ${name}` : name))));

@@ -7,14 +7,13 @@ interface Listener {
   runs?: (rows: Answer[], gone: string[]) => void;
 }
 
-let source: EventSource | null = null;
+const states = new Map<EventSource, "" | "live" | "lost">(); // of the lines that are open
 
 /** New rows of `runs`, of these metrics alone where some are named, and any run that began, ended or was written to. */
 export function follow(runs: readonly string[], listener: Listener, metrics: readonly string[] = []): () => void {
   if (isExport) return () => undefined;
-  source?.close();
   const opened = new EventSource(address("live", { runs: runs.join(","), metrics: metrics.join(",") }));
-  source = opened;
+  states.set(opened, "");
   opened.addEventListener("rows", (event) => {
     const said = parse(event as MessageEvent<string>);
     const rows = (Array.isArray(said["rows"]) ? said["rows"] : []) as Answer[];
@@ -24,21 +23,22 @@ export function follow(runs: readonly string[], listener: Listener, metrics: rea
     const said = parse(event as MessageEvent<string>);
     listener.runs?.((said["changed"] ?? []) as Answer[], (said["gone"] ?? []) as string[]);
   });
-  const line = document.getElementById("line");
-  const tell = (state: string, text: string): void => {
-    if (line === null || source !== opened) return;
-    line.dataset["state"] = state;
-    line.textContent = text;
-  };
-  opened.onopen = () => tell("live", "Live");
-  opened.onerror = () => tell("lost", opened.readyState === EventSource.CLOSED ? "Not live" : "Connection lost, trying again");
+  opened.onopen = () => tell(opened, "live");
+  opened.onerror = () => tell(opened, "lost");
   return () => {
     opened.close();
-    if (source === opened) {
-      source = null;
-      if (line !== null) (line.dataset["state"] = "quiet"), (line.textContent = "");
-    }
+    states.delete(opened);
+    tell();
   };
+}
+
+function tell(of?: EventSource, state: "live" | "lost" = "live"): void {
+  if (of !== undefined && states.has(of)) states.set(of, state);
+  const line = document.getElementById("line"), all = [...states.values()];
+  const now = all.includes("lost") ? "lost" : all.includes("live") ? "live" : "quiet";
+  if (line === null) return;
+  line.dataset["state"] = now;
+  line.textContent = now === "lost" ? "Connection lost, trying again" : now === "live" ? "Live" : "";
 }
 
 function parse(event: MessageEvent<string>): Answer {

@@ -24,8 +24,6 @@ async function show(): Promise<void> {
   main.setAttribute("aria-busy", "true");
   let made: Page;
   try {
-    const lab = await theLab();
-    byId("lab-name").textContent = lab.name || "rung";
     if (page === "curves") made = await curvesPage(query);
     else if (page === "run" && rest.length >= 2) made = await runPage(rest.join("/"));
     else if (page === "compare") made = await comparePage(query);
@@ -122,3 +120,7 @@ addEventListener("hashchange", () => void show());
 addEventListener("keydown", pressed);
 onChosen(links);
 void show();
+void theLab().then(({ name }) => {
+  byId("lab-name").textContent = name || "rung";
+  document.title = `${open?.title ?? ""} · ${name || "rung"}`;
+}, () => undefined); // what cannot be reached, the page says

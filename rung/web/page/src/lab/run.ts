@@ -217,7 +217,6 @@ class RunView {
     const { known, run, canWrite } = this;
     const word = verdictWord(known["verdict"]);
     const said = typeof known["verdict"] === "object" ? String((known["verdict"] as Answer | null)?.["text"] ?? "") : "";
-    const notes = (known["notes"] ?? []) as Answer[];
     const form = (name: string, label: string, fields: (Node | string)[], body: () => Answer, button = "Save"): HTMLElement =>
       h("form", { class: "write", id: `form-${name}`, "aria-label": label, onsubmit: (event: Event) => {
         event.preventDefault();
@@ -229,7 +228,7 @@ class RunView {
     const because = h("textarea", { id: "write-verdict-text", rows: 2, value: said, "aria-label": "Why this verdict", placeholder: "Because …" });
     const note = h("textarea", { id: "write-note", rows: 3, "aria-label": "A new note, in Markdown", placeholder: "Markdown: **bold**, `code`, - lists, [piano/2](piano/2)" });
     const tags = h("input", { id: "write-tags", value: ((known["tags"] ?? []) as string[]).join(" "), placeholder: "baseline keep", autocomplete: "off" });
-    const written = notes.length === 0 ? h("p", { class: "quiet" }, canWrite ? "No note yet." : "No note was written.") : h("ol", { class: "notes" }, ...[...notes].reverse().map((one) => h("li", {}, h("time", { class: "quiet", title: instant(one["unix_s"])?.toLocaleString() ?? null }, ago(one["unix_s"])), markdown(String(one["text"] ?? "")))));
+    const written = this.notes();
     if (!canWrite) {
       return [
         word !== "" && h("section", {}, h("h2", {}, "Verdict"), h("p", {}, h("b", {}, word), said !== "" && ` ${said}`)), h("section", {}, h("h2", {}, "Notes"), written),
@@ -246,19 +245,25 @@ class RunView {
     ];
   }
 
-  private async send(what: string, body: Answer): Promise<boolean> {
+  private notes(): HTMLElement {
+    const notes = (this.known["notes"] ?? []) as Answer[];
+    if (notes.length === 0) return h("p", { class: "quiet notes" }, this.canWrite ? "No note yet." : "No note was written.");
+    return h("ol", { class: "notes" }, ...[...notes].reverse().map((one) => h("li", {}, h("time", { class: "quiet", title: instant(one["unix_s"])?.toLocaleString() ?? null }, ago(one["unix_s"])), markdown(String(one["text"] ?? "")))));
+  }
+
+  private async send(what: string, body: Answer): Promise<void> {
     try {
       await write<Row>(this.run, what, body);
     } catch (problem) {
       toast(problem instanceof Refusal ? problem.message : "The server does not answer; nothing was written.", true);
-      return false;
+      return;
     }
     toast("Saved");
-    if (what === "rename" || what === "trash") return true;
     this.known = await ask<Answer>(`run/${this.run}`);
-    put(this.root.querySelector(".side")!, ...this.writing());
+    // What stands in the other fields, unsaved, stays there.
+    if (what === "note") this.root.querySelector<HTMLTextAreaElement>("#write-note")!.value = "";
+    this.root.querySelector(".notes")!.replaceWith(this.notes());
     this.root.querySelector(".answer")!.replaceWith(this.answer());
-    return true;
   }
 
   private rename(): void {

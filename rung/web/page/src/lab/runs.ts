@@ -1,6 +1,6 @@
 // Every run of the lab as a table: only the rows in sight are elements, so a thousand scroll as ten do.
 
-import { ask, isExport, type Lab, Refusal, type Row, theLab } from "./api";
+import { ask, isExport, Refusal, type Row, theLab } from "./api";
 import { looks } from "./colours";
 import { swatch } from "./chart";
 import { dialog, empty, h, isDark, put, quietly } from "./dom";
@@ -32,14 +32,17 @@ interface Group {
 const FILTER_HINT = "lr.learning_rate>1e-4   status=running   tag=best   /regex/";
 
 export async function runsPage(query: URLSearchParams): Promise<Page> {
-  const lab = await theLab(true);
-  if (lab.experiments.length === 0) {
+  const view = new Runs(query);
+  const hasAny = await view.load();
+  if (view.isLost) throw new TypeError("no answer");
+  if (!hasAny && query.toString() === "") {
+    view.close();
     return {
       title: "Runs",
       root: empty("No runs yet", "A run appears here as soon as it starts. This trains a small piano model in about three minutes:", "rung data piano && rung train piano"),
     };
   }
-  return new Runs(lab, query).page();
+  return view.page();
 }
 
 class Runs {
@@ -71,7 +74,11 @@ class Runs {
   private readonly filter: HTMLInputElement;
   private readonly experiment: HTMLSelectElement;
 
-  constructor(private readonly lab: Lab, query: URLSearchParams) {
+  private total = 0;
+  private isClosed = false;
+  isLost = false; // the server did not answer at all
+
+  constructor(query: URLSearchParams) {
     this.columns = query.get("columns")?.split(",").filter(Boolean) ?? [];
     this.sort = query.get("sort") ?? "";
     this.isDown = query.get("down") === "1";
@@ -83,8 +90,7 @@ class Runs {
       value: query.get("query") ?? "", oninput: later, spellcheck: "false", autocomplete: "off",
     });
     this.experiment = h("select", { "aria-label": "Experiment", onchange: () => void this.load() },
-      h("option", { value: "" }, `All experiments (${lab.experiments.reduce((sum, one) => sum + one.num_runs, 0)})`),
-      ...lab.experiments.map((one) => h("option", { value: one.name }, `${one.name} (${one.num_runs})`)));
+      h("option", { value: "" }, "All experiments"), query.has("experiment") && h("option", { value: query.get("experiment") }, query.get("experiment")));
     this.experiment.value = query.get("experiment") ?? "";
     this.space.append(this.body);
     this.grid.append(this.head, this.space);
@@ -93,21 +99,25 @@ class Runs {
     const group = h("button", { type: "button", "aria-pressed": this.isGrouped, hidden: isExport, onclick: () => this.toggleGroups(group), title: "One row for runs that differ in their seed alone: mean ± standard deviation" }, "Group seeds");
     this.root = h("section", { class: "runs", "aria-label": "Runs" },
       h("div", { class: "toolbar" }, this.filter, this.experiment, tree, group,
-        h("button", { type: "button", onclick: () => this.chooseColumns() }, "Columns"), this.count),
+        h("button", { type: "button", onclick: () => void this.chooseColumns() }, "Columns"), this.count),
       this.message, this.grid, this.bar);
     this.body.addEventListener("keydown", (event) => this.press(event));
     this.body.addEventListener("click", (event) => this.click(event));
   }
 
+  close(): void {
+    this.isClosed = true;
+    this.stop();
+  }
+
   page(): Page {
-    void this.load();
     const forget = onChosen(() => (this.showBar(), this.draw(true)));
     const resized = new ResizeObserver(() => (this.showHead(), this.draw(true)));
     resized.observe(this.grid);
     this.showBar();
     return {
       title: "Runs", root: this.root,
-      close: () => (forget(), resized.disconnect(), this.stop()),
+      close: () => (forget(), resized.disconnect(), this.close()),
       key: (event) => this.key(event),
       keys: [["↑ ↓", "move"], ["Space", "choose a run"], ["A", "choose all that are shown, or none"], ["Enter", "open it"], ["C", "curves of the chosen runs"], ["D", "compare the two that were chosen first"]],
     };
@@ -117,7 +127,8 @@ class Runs {
     return ["best", "step", ...this.columns.filter((name) => name !== "best" && name !== "step")];
   }
 
-  private async load(): Promise<void> {
+  /** Asks for the rows and shows them; false where the lab has none at all. */
+  async load(): Promise<boolean> {
     const mine = ++this.request;
     this.remember();
     const query = this.filter.value.trim();
@@ -125,20 +136,27 @@ class Runs {
       const columns = this.isGrouped ? this.groupColumns() : this.columns;
       const asked = { query, columns: columns.join(","), experiment: this.experiment.value, group: this.isGrouped ? 1 : "" };
       const answer = await ask<{ runs: Row[]; groups?: Group[]; errors?: { run: string | null; message: string }[] }>("runs", asked);
-      if (mine !== this.request) return;
+      if (mine !== this.request) return true;
       this.groups = this.isGrouped ? answer.groups ?? null : null;
       this.rows = isExport ? here(answer.runs, query, this.experiment.value) : answer.runs;
       this.errors = answer.errors ?? [];
       this.problem = "";
     } catch (problem) {
-      if (mine !== this.request) return;
+      if (mine !== this.request) return true;
       this.problem = problem instanceof Refusal || problem instanceof Error ? problem.message : String(problem);
+      if (!(problem instanceof Refusal)) this.isLost = true;
       if (!(problem instanceof Refusal)) this.problem = `The server does not answer (${this.problem}).`;
     }
     this.message.hidden = this.problem === "";
     this.message.textContent = this.problem;
     this.filter.setAttribute("aria-invalid", String(this.problem !== ""));
-    if (this.problem === "") this.arrange();
+    if (this.problem === "") {
+      const isAll = query === "" && this.experiment.value === "";
+      if (isAll) this.list(this.rows);
+      else if (this.total === 0) void ask<{ runs: Row[] }>("runs").then(({ runs }) => (this.list(runs), this.arrange(true)), () => undefined);
+      this.arrange();
+    }
+    if (this.isClosed) return true;
     const isFollowing = this.rows.some((row) => row.status === "running");
     this.stop();
     this.stop = follow(isFollowing ? this.rows.filter((row) => row.status === "running").slice(0, 20).map((row) => row.run) : [], {
@@ -148,6 +166,17 @@ class Runs {
         if (row !== undefined && typeof step === "number") (row.steps = step), this.draw(true);
       },
     }, ["loss"]);
+    return this.problem !== "" || this.rows.length > 0;
+  }
+
+  /** The experiments to choose from, of all rows. */
+  private list(rows: Row[]): void {
+    const sizes = new Map<string, number>();
+    for (const row of rows) sizes.set(row.experiment, (sizes.get(row.experiment) ?? 0) + 1);
+    this.total = rows.length;
+    const now = this.experiment.value;
+    put(this.experiment, h("option", { value: "" }, `All experiments (${rows.length})`), ...[...sizes].map(([name, size]) => h("option", { value: name }, `${name} (${size})`)));
+    this.experiment.value = now;
   }
 
   /** New statuses at once; runs that are new, by asking for the list again. */
@@ -183,7 +212,7 @@ class Runs {
     } else if (this.isTree) this.shown = this.tree(rows);
     else this.shown = rows.sort((a, b) => (instant(b.started)?.getTime() ?? 0) - (instant(a.started)?.getTime() ?? 0) || b.run.localeCompare(a.run, "en", { numeric: true }));
     if (!isKept) this.at = Math.min(this.at, Math.max(0, this.shown.length - 1));
-    const total = this.lab.experiments.reduce((sum, one) => sum + one.num_runs, 0);
+    const total = this.total || this.rows.length;
     const shown = this.groups === null ? this.shown.length : this.groups.length;
     this.count.textContent = this.groups !== null ? plural(shown, "group") : shown === total ? plural(total, "run") : `${shown} of ${plural(total, "run")}`;
     if (this.errors.length > 0) this.count.textContent += `, ${this.errors.length} cannot be read`;
@@ -440,9 +469,9 @@ class Runs {
     void this.load();
   }
 
-  private chooseColumns(): void {
-    const { config, metrics } = this.lab.columns;
-    const names = [
+  private async chooseColumns(): Promise<void> {
+    const { config, metrics } = (await theLab(!isExport)).columns;
+    const names = isExport ? Object.keys(this.rows[0]?.values ?? {}).map((name): [string, string] => [name, "in this copy"]) : [
       ...config.map((key): [string, string] => [key, "config"]),
       ...metrics.flatMap((name): [string, string][] => [[`last:${name}`, "metric"], [`min:${name}`, "metric"], [`max:${name}`, "metric"]]),
     ];
