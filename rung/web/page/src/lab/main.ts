@@ -119,8 +119,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => disp
 addEventListener("hashchange", () => void show());
 addEventListener("keydown", pressed);
 onChosen(links);
-void show();
-void theLab().then(({ name }) => {
+// What the lab is called can wait for what it holds.
+void show().then(() => theLab()).then(({ name }) => {
   byId("lab-name").textContent = name || "rung";
   document.title = `${open?.title ?? ""} · ${name || "rung"}`;
 }, () => undefined); // what cannot be reached, the page says

@@ -11,10 +11,20 @@ export class Roll {
   private still: HTMLCanvasElement | null = null;
   private key = "";
 
-  constructor(readonly canvas: HTMLCanvasElement, private readonly notes: Note[], readonly seconds: number) {
+  constructor(readonly canvas: HTMLCanvasElement, private readonly notes: Note[], private length: number) {
     const keys = notes.map(([, , key]) => key);
     this.low = Math.max(0, Math.min(60, ...keys) - 2);
     this.high = Math.min(127, Math.max(72, ...keys) + 2);
+  }
+
+  get seconds(): number {
+    return this.length;
+  }
+
+  /** As long as the sound that it is seen with. */
+  stretch(seconds: number): void {
+    this.length = Math.max(this.length, seconds);
+    this.still = null;
   }
 
   /** What stands still is drawn once; then only the moment moves. */

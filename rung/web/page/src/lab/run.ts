@@ -258,10 +258,11 @@ class RunView {
       toast(problem instanceof Refusal ? problem.message : "The server does not answer; nothing was written.", true);
       return;
     }
-    toast("Saved");
+    const undo: [string, () => void] = ["Undo", () => void this.send("note", { undo: true })];
+    toast("Saved", false, what === "note" && body["undo"] !== true ? undo : undefined);
     this.known = await ask<Answer>(`run/${this.run}`);
     // What stands in the other fields, unsaved, stays there.
-    if (what === "note") this.root.querySelector<HTMLTextAreaElement>("#write-note")!.value = "";
+    if (what === "note" && body["undo"] !== true) this.root.querySelector<HTMLTextAreaElement>("#write-note")!.value = "";
     this.root.querySelector(".notes")!.replaceWith(this.notes());
     this.root.querySelector(".answer")!.replaceWith(this.answer());
   }

@@ -255,7 +255,7 @@ class Runs {
     ];
     const own = this.columns.map((name): Column => ({
       key: `x-${name}`, title: name, width: "minmax(92px, 0.5fr)", isNumber: this.rows.some((row) => isNumber(row.values?.[name])), sort: name,
-      cell: (row) => value(row.values?.[name] ?? ""), hint: (row) => `${name} = ${value(row.values?.[name] ?? "not set")}`,
+      cell: (row) => (isNumber(row.values?.[name]) ? short(row.values[name], 5) : value(row.values?.[name] ?? "")), hint: (row) => `${name} = ${value(row.values?.[name] ?? "not set")}`,
     }));
     const last: Column[] = [
       { key: "changed", title: "What changed, and why", width: "minmax(200px, 2.2fr)", sort: "changed", cell: changes, hint: (row) => [...(row.changed ?? []).map(([key, a, b]) => `${key} ${value(a)} → ${value(b)}`), row.why ?? "", row.note ?? ""].filter(Boolean).join("\n") },
@@ -287,7 +287,7 @@ class Runs {
     const room = this.grid.clientWidth;
     const least = (column: Column): number => Number(/(\d+)px/.exec(column.width)?.[1] ?? 80);
     for (const drop of ["tags", "wall", "age"]) {
-      if (34 + columns.reduce((sum, one) => sum + least(one) + 12, 0) <= room) break;
+      if (52 + columns.reduce((sum, one) => sum + least(one) + 12, 0) <= room) break; // with the box, gaps and edges
       columns = columns.filter((one) => one.key !== drop);
     }
     return columns;

@@ -232,7 +232,8 @@ class Samples {
           spectrogram(buffer, picture);
           wave(buffer, form);
           picture.dataset["ready"] = "true";
-          note.textContent = `${duration(buffer.duration)}, ${buffer.sampleRate} Hz`;
+          note.textContent = duration(buffer.duration);
+          for (const roll of lane.rolls) (roll.stretch(buffer.duration), roll.draw(0, lane.accent));
           const track: Track = { seconds: buffer.duration, buffer };
           lane.track = track;
           if (this.active === lane && !this.player.isPlaying) this.player.take(track);
