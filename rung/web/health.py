@@ -24,11 +24,17 @@ _MOST_COLUMNS = 400  # of a heat map
 
 
 def doctor(run: Run) -> dict[str, Any]:
-    """What `rung doctor --json` says, and the captures of the run."""
+    """What `rung doctor --json` says, the captures of the run, and what their replays found."""
     name = ref(run.path, run.id)
     report = report_of(read(run))
     report = replace(report, findings=[finding.at(run.id, name) for finding in report.findings])
-    return {**report.to_dict(name), "captures": captures(run)}
+    return {**report.to_dict(name), "captures": captures(run), "replays": replays(run)}
+
+
+def replays(run: Run) -> list[dict[str, Any]]:
+    """What `rung replay` found, the last time for each step."""
+    found = {event.get("step"): event for event in run.events("replay")}
+    return [{name: event.get(name) for name in ("step", "text", "unix_s")} for event in found.values()]
 
 
 def captures(run: Run) -> list[dict[str, Any]]:
@@ -94,10 +100,10 @@ def layers(run: Run, kind: str = "", metric: str = "") -> dict[str, Any]:
     known = {name: sorted(table.columns) for name, table in found.items() if len(table.steps)}
     if not known:
         return {"kinds": {}, "kind": None, "metric": None, "metrics": [], "steps": [], "layers": [], "values": []}
-    kind = kind or next(iter(known))
+    kind = kind or ("tensors" if "tensors" in known else next(iter(known)))
     if kind not in known:
         raise RunError(f"{run.id} has no table {kind}; {nearest(kind, list(known))}", code="no-metric")
-    metric = metric or known[kind][0]
+    metric = metric or ("grad" if "grad" in known[kind] else known[kind][0])
     if metric not in known[kind]:
         raise RunError(f"table {kind} of {run.id} has no {metric}; {nearest(metric, known[kind])}", code="no-metric")
     table = found[kind]

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rung.cli import cli
-from rung.runs.record import amend
+from rung.runs.record import amend, append_event
 from tests.web.labs import ServedLab, start, write_book
 
 
@@ -117,7 +117,28 @@ def test_a_run_and_its_findings_are_those_of_the_verbs(lab: ServedLab, root: Pat
     }
     assert found["summary"] == shown["metrics"]
     findings = lab.get(f"/api/doctor/{run}")
-    assert {name: findings[name] for name in findings if name != "captures"} == said(root, "doctor", run)
+    more = ("captures", "replays")
+    assert {name: findings[name] for name in findings if name not in more} == said(root, "doctor", run)
+
+
+def test_captures_come_with_their_command_and_what_a_replay_found(tmp_path: Path) -> None:
+    record = start(tmp_path / "runs")
+    for step in (20, 3):
+        folder = record.path / "captures" / f"{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "facts.json").write_text("{}")
+    record.finish("diverged")
+    append_event(record.path, "replay", step=3, text="first look")
+    append_event(record.path, "replay", step=3, text="overflow  sure  step 3")
+    served = ServedLab(tmp_path / "runs")
+    found = served.get("/api/doctor/piano/1")
+    assert [(one["step"], one["files"]) for one in found["captures"]] == [
+        (3, ["captures/00000003/facts.json"]),
+        (20, ["captures/00000020/facts.json"]),
+    ]
+    assert found["captures"][0]["command"].endswith("piano/1@3")
+    assert [(one["step"], one["text"]) for one in found["replays"]] == [(3, "overflow  sure  step 3")]
+    served.stop()
 
 
 def test_a_comparison_is_that_of_the_verbs(lab: ServedLab, root: Path) -> None:
