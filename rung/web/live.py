@@ -120,13 +120,13 @@ class Live:
             code = error.code if isinstance(error, UserError) else "cannot-read"
             return Response(to_json({"error": str(error), "code": code}), 404, media_type="application/json")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(tails), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(request, tails), media_type="text/event-stream", headers=headers)
 
-    async def _events(self, tails: list[Tail]) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request, tails: list[Tail]) -> AsyncIterator[bytes]:
         before = dict(await asyncio.to_thread(self.statuses))
         yield _event("hello", {"runs": [tail.run_id for tail in tails]})
         spoke_s = asked_s = time.monotonic()
-        while True:
+        while not getattr(request.app.state, "is_ending", False):
             for found in await asyncio.to_thread(_read_all, tails):
                 yield _event("rows", found)
                 spoke_s = time.monotonic()

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import h11
 import uvicorn
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -130,9 +131,18 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
+class Server(uvicorn.Server):
+    """Tells the app that it ends, so that answers without an end (app.state.is_ending) end too."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if isinstance(self.config.app, Starlette):
+            self.config.app.state.is_ending = True
+        await super().shutdown(sockets)
+
+
 def server(app: ASGIApp) -> uvicorn.Server:
     """Pictures do not get smaller by deflate, and requests are short. Ending does not wait for visitors to leave."""
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             app,
             http=ImpatientProtocol,
