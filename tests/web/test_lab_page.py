@@ -22,7 +22,6 @@ from tests.web.labs import SPIKE, ServedLab, row, start, write_book, write_long,
 Page = Any  # of playwright, which is optional
 Visit = Callable[..., Page]
 NUM_MANY = 1000
-WAIT_MS = 6_000
 EVIL = "<img src=x onerror=\"document.title='stolen'\"><script>document.title='stolen'</script>"
 PAGES = (
     "runs",
@@ -36,7 +35,7 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some runs with all that a page can show, a thousand, and a long one: 1,007 in all. Nothing here is changed."""
+    """Those of `few`, a thousand, and a long one: 1,007 in all."""
     root = tmp_path_factory.mktemp("book") / "runs"
     write_book(root)
     write_many(root, NUM_MANY)
@@ -47,6 +46,16 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(book: Path, browser: Any) -> Iterator[ServedLab]:
     made = ServedLab(book)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[ServedLab]:
+    """Six runs with all that a page can show. Nothing here is changed."""
+    root = tmp_path_factory.mktemp("few") / "runs"
+    write_book(root)
+    made = ServedLab(root)
     yield made
     made.stop()
 
@@ -63,16 +72,6 @@ def small(tmp_path: Path, browser: Any) -> Iterator[ServedLab]:
     made = ServedLab(root)
     yield made
     made.stop()
-
-
-@pytest.fixture
-def visit(visit: Visit) -> Visit:
-    def call(url: str, **options: Any) -> Page:
-        page = visit(url, **options)
-        page.set_default_timeout(WAIT_MS)
-        return page
-
-    return call
 
 
 def go(page: Page, served: ServedLab, to: str) -> Page:
@@ -151,9 +150,9 @@ def test_seeds_are_one_row_with_mean_and_spread(served: ServedLab, visit: Visit)
 # Curves
 
 
-def test_curves_name_what_differs_and_keep_their_colours(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/runs?experiment=piano")
-    count(page, "5 of 1007")
+def test_curves_name_what_differs_and_keep_their_colours(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/runs?experiment=piano")
+    count(page, "5 of 6")
     for run in ("piano/1", "piano/2", "piano/5"):
         page.check(f".trow[data-run='{run}'] input")
     page.keyboard.press("c")
@@ -204,8 +203,8 @@ def test_zooming_asks_for_every_point_of_the_stretch(served: ServedLab, visit: V
     page.locator(".panel[data-metric=norm][data-points='5000']").wait_for()
 
 
-def test_one_cursor_reads_all_plots_and_the_axis_can_be_another(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/curves?runs=piano/1,piano/2&metrics=loss,norm")
+def test_one_cursor_reads_all_plots_and_the_axis_can_be_another(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/curves?runs=piano/1,piano/2&metrics=loss,norm")
     page.locator(".panel[data-metric=norm][data-points='400']").wait_for()
     page.locator(".panel[data-metric=loss] .stage").focus()
     page.keyboard.press("ArrowRight")
@@ -243,10 +242,10 @@ def test_a_new_step_and_a_new_run_appear_by_themselves(small: ServedLab, tmp_pat
 # A run, and writing
 
 
-def test_a_run_begins_with_its_answer(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/run/piano/2")
+def test_a_run_begins_with_its_answer(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/run/piano/2")
     tiles = page.locator(".tiles")
-    best = open_run("piano/2", served.app.state.lab.book.root).best or {}
+    best = open_run("piano/2", few.app.state.lab.book.root).best or {}
     assert f"{best['loss']:.4f}" in tiles.inner_text()
     assert "unigram loses 4.1000" in tiles.inner_text()
     assert "grad_clip 1.0 → 0.5" in page.inner_text(".answer").replace("->", "→")
@@ -315,23 +314,23 @@ def test_nobody_is_offered_to_write_where_it_is_read_only(small: ServedLab, tmp_
 # Compare, health, samples
 
 
-def test_comparing_says_what_changed_and_judges_when_asked(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/compare?a=piano/1&b=piano/2")
+def test_comparing_says_what_changed_and_judges_when_asked(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/compare?a=piano/1&b=piano/2")
     changed = page.locator("tr[data-kind='the change']")
     changed.wait_for()
     assert changed.inner_text().split() == ["optimizer.grad_clip", "1", "0.5", "the", "change"]
     assert page.locator(".sentence[data-strict=false]", has_text="confounder").count() == 1
     assert page.locator("text=Not looked at").count() == 1
-    served.app.state.lab.is_read_only = True  # so that this look is not counted
+    few.app.state.lab.is_read_only = True  # so that this look is not counted
     page.click("#judge")
     page.locator(".judged .kind").wait_for()
-    served.app.state.lab.is_read_only = False
+    few.app.state.lab.is_read_only = False
     page.keyboard.press("s")
     page.wait_for_function("location.hash.includes('a=piano/2&b=piano/1')")
 
 
-def test_findings_stand_beside_the_curve_with_what_was_not_looked_at(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/health/piano/5")
+def test_findings_stand_beside_the_curve_with_what_was_not_looked_at(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/health/piano/5")
     finding = page.locator(".finding[data-rule=N1]")
     finding.wait_for()
     assert finding.get_attribute("data-severity") == "fatal"
@@ -346,8 +345,8 @@ def test_findings_stand_beside_the_curve_with_what_was_not_looked_at(served: Ser
     page.wait_for_function("location.hash.includes('at=51') && location.hash.startsWith('#/curves')")
 
 
-def test_layers_are_a_picture_that_can_be_read(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/health/piano/1")
+def test_layers_are_a_picture_that_can_be_read(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/health/piano/1")
     heat = page.locator("canvas.heat")
     heat.wait_for()
     assert page.evaluate("(({width, height}) => [width, height])(document.querySelector('canvas.heat'))") == [10, 8]
@@ -372,8 +371,8 @@ PITCH = """() => {
 }"""
 
 
-def test_a_sound_is_seen_at_its_pitch_and_at_the_chosen_step(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/samples?runs=piano/1,piano/2")
+def test_a_sound_is_seen_at_its_pitch_and_at_the_chosen_step(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/samples?runs=piano/1,piano/2")
     page.wait_for_function(PITCH)
     high = page.evaluate(PITCH)  # 419 Hz
     # In mels: (m(419) - m(40)) / (m(11000) - m(40)), by the formula of O'Shaughnessy.
@@ -415,8 +414,8 @@ def test_another_run_takes_over_at_the_same_moment(small: ServedLab, tmp_path: P
     page.wait_for_function("document.querySelector('.transport').dataset.playing === 'false'")
 
 
-def test_what_a_loop_of_ones_own_logged_is_shown_as_text(served: ServedLab, visit: Visit) -> None:
-    page = visit(f"{served.url}#/samples?runs=mnist/1")
+def test_what_a_loop_of_ones_own_logged_is_shown_as_text(few: ServedLab, visit: Visit) -> None:
+    page = visit(f"{few.url}#/samples?runs=mnist/1")
     table = page.locator("[data-kind=table]")
     table.wait_for()
     assert "<b>round</b>" in table.inner_text()
@@ -467,9 +466,9 @@ AUDIT = """(LIMIT) => {
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_page_can_be_read_in_light_and_dark_on_a_desk_and_a_phone(
-    served: ServedLab, visit: Visit, theme: str, width: int
+    few: ServedLab, visit: Visit, theme: str, width: int
 ) -> None:
-    page = visit(served.url)
+    page = visit(few.url)
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     settled = {
@@ -478,30 +477,30 @@ def test_every_page_can_be_read_in_light_and_dark_on_a_desk_and_a_phone(
     }  # fmt: skip
     assert page.evaluate(AUDIT, 22) != []  # it looks at something: no two colours differ by more than 21
     for to in PAGES:
-        go(page, served, to).locator(settled[to.split("?")[0].split("/")[0]]).first.wait_for()
+        go(page, few, to).locator(settled[to.split("?")[0].split("/")[0]]).first.wait_for()
         assert page.evaluate(AUDIT, 4.5) == [], to  # WCAG AA
 
 
-def test_everything_keeps_to_the_policy_and_nothing_comes_from_outside(served: ServedLab, visit: Visit) -> None:
-    page = visit(served.url, bypass_csp=False)
+def test_everything_keeps_to_the_policy_and_nothing_comes_from_outside(few: ServedLab, visit: Visit) -> None:
+    page = visit(few.url, bypass_csp=False)
     said, asked = [], []
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("request", lambda request: asked.append(request.url))
     for to in PAGES:
-        page.goto(f"{served.url}#/{to}")
+        page.goto(f"{few.url}#/{to}")
         page.locator(f"#main[data-page={to.split('?')[0].split('/')[0]}]").wait_for()
     page.locator(".spectrogram[data-ready]").first.wait_for()
     assert said == []
-    assert [url for url in asked if not url.startswith((served.url, "blob:"))] == []
+    assert [url for url in asked if not url.startswith((few.url, "blob:"))] == []
 
 
-def test_keys_lead_everywhere(served: ServedLab, visit: Visit) -> None:
-    page = visit(served.url)
-    count(page, "1007")
+def test_keys_lead_everywhere(few: ServedLab, visit: Visit) -> None:
+    page = visit(few.url)
+    count(page, "6 runs")
     for key, to in zip("23451", ("curves", "compare", "health", "samples", "runs")):
         page.keyboard.press(key)
         page.locator(f"#main[data-page={to}]").wait_for()
-    count(page, "1007")
+    count(page, "6 runs")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.className") == "filter"
     page.keyboard.type("?")  # in a field a key is a letter
@@ -527,10 +526,10 @@ def test_an_empty_lab_names_the_next_command(tmp_path: Path, visit: Visit, brows
     page.locator(".empty", has_text="does not answer").locator("code", has_text="rung serve").wait_for()
 
 
-def test_a_copy_of_the_book_shows_the_same_without_a_server(book: Path, tmp_path: Path, visit: Visit) -> None:
-    few = tmp_path / "lab" / "runs"
-    shutil.copytree(book / "piano", few / "piano")
-    export(few, tmp_path / "copy", STATIC, lambda *_: None)
+def test_a_copy_of_the_book_shows_the_same_without_a_server(few: ServedLab, tmp_path: Path, visit: Visit) -> None:
+    root = tmp_path / "lab" / "runs"
+    shutil.copytree(few.app.state.lab.book.root / "piano", root / "piano")
+    export(root, tmp_path / "copy", STATIC, lambda *_: None)
     handler = partial(_Quiet, directory=str(tmp_path / "copy"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -13,7 +13,7 @@ const MOST = 24;
 const AXES: [string, string][] = [["step", "Step"], ["targets", "Targets"], ["epochs", "Epochs"], ["time", "Time"]];
 
 export async function curvesPage(query: URLSearchParams): Promise<Page> {
-  let runs = (query.get("runs") ?? "").split(",").filter(Boolean);
+  let runs = [...new Set((query.get("runs") ?? "").split(",").filter(Boolean))];
   if (runs.length === 0) runs = chosen.slice(0, MOST);
   let rows: Row[] | null = null;
   if (runs.length === 0) {

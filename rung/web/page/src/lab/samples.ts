@@ -3,7 +3,7 @@
 import { ask, type Answer, fileUrl, type Row, type SampleItem } from "./api";
 import { swatch } from "./chart";
 import { looks } from "./colours";
-import { dialog, empty, h, isDark, put, s } from "./dom";
+import { dialog, empty, h, isDark, put, quietly, s, toast } from "./dom";
 import { duration, isNumber, num, short, value } from "./format";
 import { follow } from "./live";
 import { Roll } from "./roll";
@@ -21,7 +21,7 @@ interface Lane {
 }
 
 export async function samplesPage(query: URLSearchParams): Promise<Page> {
-  let runs = (query.get("runs") ?? "").split(",").filter(Boolean).slice(0, 8);
+  let runs = [...new Set((query.get("runs") ?? "").split(",").filter(Boolean))].slice(0, 8);
   const rows = (await ask<{ runs: Row[] }>("runs")).runs;
   if (rows.length === 0) return { title: "Samples", root: empty("No samples yet", "A run makes samples while it trains and at its end:", "rung train piano") };
   if (runs.length === 0) runs = chosen.slice(0, 4);
@@ -94,13 +94,20 @@ class Samples {
     const redraw = (): void => this.draw();
     addEventListener("rung-theme", redraw);
     addEventListener("resize", this.moved);
-    this.stop = follow(this.runs, {});
+    const look = quietly(() => void this.lookAgain(), 2000);
+    this.stop = follow(this.runs, { rows: look, runs: look }, ["loss"]);
     return {
       title: "Samples", root,
       close: () => (this.player.silence(), this.watcher.disconnect(), this.forget(), this.stop(), removeEventListener("rung-theme", redraw), removeEventListener("resize", this.moved)),
       key: (event) => this.key(event),
       keys: [["Space", "play or pause"], ["B", "the next run, at the same moment"], ["← →", "five seconds back or on"], [", .", "the step before or after"]],
     };
+  }
+
+  /** A run that goes on makes more samples; they are offered, so that nothing that plays is cut off. */
+  private async lookAgain(): Promise<void> {
+    const { samples } = await ask<{ samples: SampleItem[] }>("samples", { runs: this.runs.join(",") });
+    if (samples.length > this.samples.length) toast(`${samples.length - this.samples.length} new samples`, false, ["Show", () => dispatchEvent(new HashChangeEvent("hashchange"))]);
   }
 
   private go(step: number): void {
