@@ -165,9 +165,9 @@ async function layers(box: HTMLElement, run: string, kind: string, metric = ""):
 function captures(said: Answer): HTMLElement | false {
   const found = (said["captures"] ?? []) as Answer[], replays = (said["replays"] ?? []) as Answer[];
   if (found.length === 0 && replays.length === 0) return false;
-  const words = (one: Answer): string => Object.entries(one).filter(([name, given]) => !["kind", "step", "unix_s", "segment"].includes(name) && given !== null && typeof given !== "object").map(([name, given]) => (["verdict", "words", "text"].includes(name) ? String(given) : `${name} ${value(given)}`)).join(", ");
+  const words = (one: Answer): HTMLElement => h("pre", { class: "text", tabindex: 0 }, String(one["text"] ?? ""));
   return section("Captures and replays", `${found.length}`, h("table", {}, h("tbody", {}, ...found.map((one) => {
     const of = replays.filter((replay) => replay["step"] === one["step"]);
-    return h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", { class: "wrap" }, of.length > 0 ? of.map((replay) => h("div", {}, words(replay))) : h("span", { class: "quiet" }, "not replayed yet")), h("td", {}, copyable(String(one["command"]))));
+    return h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", { class: "wrap" }, of.length > 0 ? of.map(words) : h("span", { class: "quiet" }, "not replayed yet")), h("td", {}, copyable(String(one["command"]))));
   }), ...replays.filter((replay) => !found.some((one) => one["step"] === replay["step"])).map((one) => h("tr", {}, h("td", { class: "number" }, `step ${short(one["step"], 8)}`), h("td", { class: "wrap" }, words(one)), h("td", {}))))), true);
 }
