@@ -10,8 +10,9 @@ from typing import Any
 
 from rung.script import current, missing
 from rung.script.current import define_metric, finish, init, log, watch
+from rung.script.media import Audio, Histogram, Image, Table
 
-__all__ = ["define_metric", "finish", "init", "log", "watch"]
+__all__ = ["Audio", "Histogram", "Image", "Table", "define_metric", "finish", "init", "log", "watch"]
 _OF_THE_RUN = ("config", "summary")
 
 

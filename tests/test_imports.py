@@ -45,7 +45,7 @@ ALLOWED = {
     "doctor.preflight": {"engine", "data", "recipe", "config", "runs", "doctor"},  # looks at a model, not at a record
     "compare": {"runs", "doctor"},  # doctor: a sick run gets no verdict, and its page says so
     "trackers": {"runs"},
-    "web": {"runs", "recipe"},  # recipe: the types of what is played
+    "web": {"runs", "compare", "doctor", "data", "recipe"},  # data: MIDI files; recipe: the types of what is played
     "forensics": {"engine", "runs", "data", "recipe", "doctor"},  # the record of a run, which weighs rival causes
     "script": {"engine", "forensics", "runs", "data", "recipe", "doctor", "trackers"},  # the last two on demand
     "sweep": {"config", "runs"},

@@ -159,9 +159,12 @@ def test_a_verb_prints_its_transcript(verb: str, folder: Path, monkeypatch: pyte
     monkeypatch.setenv("TRACKIO_DIR", "trackio")
     for name in ("RUNG_RUNS", "RUNG_DATA", "RUNG_REMOTE"):
         monkeypatch.delenv(name, raising=False)
-    if verb == "play":  # the page is built by `make page`, which a test of words does not need
-        (folder / "index.html").touch()
-        monkeypatch.setattr("rung.web.play.STATIC", folder)
+    if verb in ("play", "serve"):  # the page is built by `make page`, which a test of words does not need
+        for name, module in (("index.html", "play"), ("lab.html", "lab")):
+            (folder / name).touch()
+            monkeypatch.setattr(f"rung.web.{module}.STATIC", folder)
+        (folder / "assets").mkdir()
+        monkeypatch.delenv("RUNG_TOKEN", raising=False)
     file = FOLDER / f"{verb}.txt"
     sessions = re.split(r"^\$ ", file.read_text("utf-8"), flags=re.M)[1:]
     assert sessions, f"{file} has no line `$ rung {verb} ...`"

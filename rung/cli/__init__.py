@@ -34,6 +34,7 @@ VERBS = {
     "sweep": "Train every point of a grid, a list or a search, here or on a cluster.",
     "note": "Write a dated note beside a run.",
     "verdict": "Say what became of a run's hypothesis.",
+    "serve": "Show the whole lab book as a live page.",
     "report": "Write the page of a run, or of an experiment.",
     "doctor": "Say why a run is sick, with evidence and what to try.",
     "replay": "Run one step again: find where a NaN came from.",

@@ -103,6 +103,7 @@ def command(
     """
     from rung.compare.decide import LOOKS
     from rung.compare.judge import elapsed_s, judge
+    from rung.compare.looks import judge_and_count
     from rung.compare.noise import floor_for
     from rung.compare.reading import main_metric
     from rung.config import parse_overrides
@@ -169,7 +170,7 @@ def command(
     before = [e for e in base.events("judgement") if e.get("ab") == trial.id and is_number(e.get("num_pairs"))]
     counted = [int(e["num_pairs"]) for e in before if e["num_pairs"] >= LOOKS[0]]
     planned = counted[0] if counted else len(seeds)
-    judgements = _judge_and_count(control, runs["variant"], judged, metrics, planned, 1)
+    judgements = judge_and_count(control, runs["variant"], judged, metrics, planned, 1)
     a, b = [run.id for run in control], [run.id for run in runs["variant"]]
     for judgement in judgements:
         more = judgement.more_pairs if judgement.word == "UNDECIDED" and not judgement.is_aa else None
@@ -181,28 +182,6 @@ def command(
         append_event(base.path, "judgement", ab=trial.id, overrides=list(arms[-1].overrides), a=a, b=b, **figures)
     _print_judgements(judgements, [b] * len(judgements), {"ab": trial.id, "a_runs": a}, control[0], as_json)
     _exit_unless_good(judgements, check)
-
-
-def _judge_and_count(
-    a: Sequence[Run], b: Sequence[Run], judged: Callable[..., Judgement], metrics: Sequence[str], planned: int | None,
-    num_variants: int,
-) -> list[Judgement]:  # fmt: skip
-    """One judgement for each metric, each at what the verdicts before have left, and kept for those that come after."""
-    from rung.compare import looks
-    from rung.compare.reading import main_metric
-
-    # The arms of `rung ab` may be empty; then the judge says so.
-    names = [name.removeprefix("eval/") for name in metrics or ([main_metric(a[0])] if a else [""])]
-    names = list(dict.fromkeys(names))
-    found = []
-    for name in names:
-        spending = looks.counted(a, b, name, names, planned, num_variants) if a and b else None
-        one = judged(a, b, metric=name or None, **({"spending": spending} if spending else {}))
-        found.append(one)
-    for one in found:
-        if math.isfinite(one.effect) and not looks.count(a, b, one.metric, names, one.num_pairs, one.word):
-            one.reasons.append(f"this verdict could not be kept in {a[0].path.parent.parent}: later ones miss it")
-    return found
 
 
 def _exit_unless_good(judgements: Sequence[Judgement], check: bool) -> None:
@@ -351,6 +330,7 @@ def _judge_existing(
 ) -> list[Judgement]:
     """Judges the runs before the first -- against those after each."""
     from rung.compare.judge import planned_seeds
+    from rung.compare.looks import judge_and_count
 
     parts: list[list[str]] = [[]]
     for word in args:
@@ -372,7 +352,7 @@ def _judge_existing(
     planned = planned_seeds([run for arm in (control, *variants) for run in arm])
     judgements, of = [], []
     for variant in variants:
-        found = _judge_and_count(control, variant, judged, metrics, planned, len(variants))
+        found = judge_and_count(control, variant, judged, metrics, planned, len(variants))
         judgements += found
         of += [[run.id for run in variant]] * len(found)
     _print_judgements(judgements, of, {"a_runs": [run.id for run in control]}, control[0], as_json)

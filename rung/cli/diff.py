@@ -16,7 +16,7 @@ from rung.text import echo, one_line, visible
 from rung.units import count
 
 if TYPE_CHECKING:
-    from rung.compare.align import Outcome, Shared, Side
+    from rung.compare.align import Outcome, Shared
     from rung.compare.factors import Comparison, Difference, Strictness
 
 SHORT_PATCH = 40  # changed lines that are shown without being asked for
@@ -55,6 +55,7 @@ def command(
       rung diff piano/6 other/runs/piano/6 --metric full_val/note_on --json
     """
     from rung.compare.align import outcome
+    from rung.compare.as_json import diff_json
     from rung.compare.factors import compare, strictness
 
     runs = open_run(a, root), open_run(b, root)
@@ -67,7 +68,7 @@ def command(
     strict = strictness(comparison, allowed, declared)
     happened = outcome(comparison.a, comparison.b, metric)
     if as_json:
-        print_json(_everything(comparison, strict, happened))
+        print_json(diff_json(comparison, strict, happened))
         return
     for run, name in zip(runs, names):
         parent = f"  from {shown(run.document['parent'])}" if run.document.get("parent") else ""
@@ -113,45 +114,6 @@ def shown(value: Any, most: int = 60) -> str:
     text = value if isinstance(value, str) else to_json(value).decode()
     text = one_line(text.encode("utf-8", "backslashreplace").decode())
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _everything(comparison: Comparison, strict: Strictness, happened: Outcome) -> dict[str, Any]:
-    code = comparison.code
-    runs = {"a": comparison.a, "b": comparison.b}
-    return {
-        **{
-            key: {
-                "id": run.document["id"], "path": str(run.path), "status": run.status, "status_text": run.status_text,
-                "step": run.step, "parent": run.document.get("parent"), "why": run.document.get("why"),
-            }
-            for key, run in runs.items()
-        },
-        "is_strict": strict.is_strict,
-        "words": strict.words,
-        "factor": None if strict.factor is None else strict.factor._asdict(),
-        "confounders": [difference._asdict() for difference in strict.confounders],
-        "allowed": [difference._asdict() for difference in strict.allowed],
-        "differences": [difference._asdict() for difference in comparison.differences],
-        "same": comparison.same,
-        "not_looked_at": comparison.unknown,
-        "notes": comparison.notes,
-        "code": {
-            "files": [file._asdict() for file in code.files],
-            "patch": code.patch, "problem": code.problem, "notes": code.notes,
-        },
-        "outcome": {
-            "metric": happened.metric, "is_lower_better": happened.is_lower_better,
-            "a": _side_plain(happened.a), "b": _side_plain(happened.b),
-            "at_steps": [shared._asdict() for shared in happened.at_steps],
-            "at_targets": [shared._asdict() for shared in happened.at_targets],
-            "problems": happened.problems,
-        },
-    }  # fmt: skip
-
-
-def _side_plain(side: Side) -> dict[str, Any]:
-    points = {name: getattr(side, name) for name in ("final", "best")}
-    return {**vars(side), **{name: None if point is None else point._asdict() for name, point in points.items()}}
 
 
 def _weight(difference: Difference, strict: Strictness) -> str:

@@ -6,9 +6,7 @@ are asked for, out of derived files after the first time.
 
 from __future__ import annotations
 
-import math
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import click
 from rung.cli.options import print_json, runs_option
 from rung.errors import RunError, UserError
 from rung.report.table import age, loss_text, one_line, print_table, value_text
-from rung.runs.fields import changed_keys, check_names, find, groups_over_seeds, sort_runs, value_of
+from rung.runs.fields import changed_keys, check_names, find, group_rows, sort_runs, summary, value_of
 from rung.runs.query import ALL_STATUSES, Run
 from rung.text import echo
 from rung.units import size
@@ -117,13 +115,6 @@ def _columns(runs: Sequence[Run], asked: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """What `--json` says of a run."""
-    kept = ("experiment", "number", "recipe", "preset", "parent", "why", "verdict", "tags", "seed", "created", "ended")
-    head = {"id": run.id, "status": run.status, "status_text": run.status_text, "step": run.step, "best": run.best}
-    return {**head, **{name: run.document.get(name) for name in kept}, "path": str(run.path)}
-
-
 def _print_runs(runs: Sequence[Run], columns: Sequence[str]) -> None:
     def is_numeric(name: str) -> bool:
         if name in _SHOWN:
@@ -159,22 +150,7 @@ _SHOWN: dict[str, Callable[[Run], str]] = {
 
 def _print_groups(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> None:
     """One line per group: its runs, and mean, sd and n of each number; texts where all agree."""
-    groups: list[dict[str, Any]] = []
-    for members in groups_over_seeds(runs):
-        group: dict[str, Any] = {"runs": [run.id for run in members], "n": len(members)}
-        group["seeds"] = [run.document.get("seed") for run in members]
-        group["statuses"] = [run.status for run in members]
-        for name in names:
-            values = [value_of(run, name) for run in members]
-            numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-            finite = [value for value in numbers if math.isfinite(value)]
-            if numbers:
-                mean = statistics.fmean(finite) if finite else None
-                sd = statistics.stdev(finite) if len(finite) > 1 else None
-                group[name] = {"mean": mean, "sd": sd, "n": len(finite)}
-            else:
-                group[name] = values[0] if all(value == values[0] for value in values) else values
-        groups.append({**group, "why": members[-1].document.get("why")})
+    groups = group_rows(runs, names)
     if as_json:
         print_json(groups)
         return

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rung.cli.options import print_json, runs_option
-from rung.errors import RunError, UserError
-from rung.runs.files import refused
-from rung.runs.query import Run, open_run
-from rung.runs.record import append_event
+from rung.errors import UserError
+from rung.runs.annotate import MOST_CHARS, note, undo_note
+from rung.runs.query import open_run
 from rung.text import echo, one_line
-
-MOST_CHARS = 100_000  # a note is one line of events.ndjson, written at once
 
 
 class TextCommand(click.Command):
@@ -51,6 +47,7 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
       rung note piano/7
       rung note piano/7 --undo
     """
+    from rung.compare.lineage import text_of
     from rung.compare.page import notes_of
 
     found = open_run(run, root)
@@ -58,41 +55,24 @@ def command(run: str, text: str | None, is_undo: bool, root: Path, as_json: bool
         raise UserError("rung note takes either a text or --undo, not both.", code="options-conflict")
     name = one_line(found.id)
     if is_undo:
-        notes = notes_of(found)
-        if not notes:
-            raise RunError(f"{found.id} has no note to take back.", code="no-note")
-        write_event(found, "note_undone", of_unix_s=notes[-1].get("unix_s"), text=notes[-1]["text"])
-        echo(f"taken back from {name}: {_shown(notes[-1])}")
+        taken = undo_note(found)
+        echo(f"taken back from {name}: {_shown({**taken, 'text': text_of(taken.get('text'))})}")
     elif text is not None:
-        write_event(found, "note", unix_s=time.time(), text=user_text(text, "a note"))
+        note(found, user_text(text))
         echo(f"noted beside {name}", err=as_json)
     if as_json:
-        notes = [{"text": note["text"], "unix_s": note.get("unix_s")} for note in notes_of(found)]
+        notes = [{"text": one["text"], "unix_s": one.get("unix_s")} for one in notes_of(found)]
         print_json(notes)
     elif text is None and not is_undo:
-        for line in [_shown(note) for note in notes_of(found)] or [f"{name} has no notes yet"]:
+        for line in [_shown(one) for one in notes_of(found)] or [f"{name} has no notes yet"]:
             echo(line)
 
 
-def user_text(text: str, what: str) -> str:
+def user_text(text: str) -> str:
     """The text as given, or from standard input for `-`."""
     if text == "-":
-        text = sys.stdin.buffer.read(4 * MOST_CHARS + 4).decode("utf-8", "replace")
-    # What was no UTF-8 on the command line cannot be kept as text.
-    text = text.encode("utf-8", "replace").decode() if not text.isascii() else text
-    text = text.rstrip("\n")
-    if not text.strip():
-        raise UserError(f"{what} needs some text.", code="text-empty")
-    if len(text) > MOST_CHARS:
-        raise UserError(f"{what} of {len(text)} characters is too long; {MOST_CHARS} fit.", code="too-large")
+        return sys.stdin.buffer.read(4 * MOST_CHARS + 4).decode("utf-8", "replace")
     return text
-
-
-def write_event(run: Run, kind: str, **fields: Any) -> None:
-    try:
-        append_event(run.path, kind, **fields)
-    except OSError as error:
-        raise refused(str(run.path / "events.ndjson"), error) from error
 
 
 def _shown(note: dict[str, Any]) -> str:

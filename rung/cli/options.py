@@ -43,6 +43,10 @@ trust_option = click.option(
     "--trust", is_flag=True, expose_value=False, callback=_trust,
     help="Also execute code that came with the run: a recipe below the runs folder, or in what was pulled.",
 )  # fmt: skip
+token_option = click.option(
+    "--token", envvar="RUNG_TOKEN", show_envvar=True, metavar="TEXT",
+    help="Let in only who gives it; at least 16 characters.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 config_option = click.option(
     "-c", "--config", "files", multiple=True, type=click.Path(path_type=Path), help="A YAML file of keys."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rung.cli.options import runs_option, trust_option
+from rung.cli.options import runs_option, token_option, trust_option
 from rung.errors import UserError
 from rung.recipe import Plays
 from rung.text import echo
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--at", type=int, help="The save to play; default: the best one, else the last.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="0.0.0.0 lets in everybody who can reach this machine."
-)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another address than loopback needs --token.")
+@token_option
 @click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
 @trust_option
 @runs_option
 def command(
-    run: str, overrides: tuple[str, ...], at: int | None, port: int, host: str, no_open: bool, root: Path
-) -> None:
+    run: str, overrides: tuple[str, ...], at: int | None, port: int, host: str, token: str | None, no_open: bool,
+    root: Path,
+) -> None:  # fmt: skip
     """Serve a page in which to walk through what RUN has learned, until Ctrl-C.
 
     \b
@@ -46,7 +46,7 @@ def command(
     """
     try:
         from rung.web.play import STATIC, play_app
-        from rung.web.serve import address_of, listen, server
+        from rung.web.serve import address_of, check_token, listen, server
     except ModuleNotFoundError as error:
         raise UserError(
             f"rung play needs {error.name}, which is not installed: pip install 'rung[web]'", code="not-installed"
@@ -57,6 +57,7 @@ def command(
         )
 
     with listen(host, port) as listening, ThreadPoolExecutor(1, "model") as model:
+        check_token(listening, token)
         from rung import api
 
         loaded = model.submit(api.load, run, overrides, at=at, runs=root).result()
@@ -84,7 +85,7 @@ def command(
                 return setup.recipe.player(setup.state.model.eval())
 
         player = model.submit(make_player).result()
-        app = play_app(player, title, {host, socket.gethostname(), socket.getfqdn()}, mode, model=model)
+        app = play_app(player, title, {host, socket.gethostname(), socket.getfqdn()}, mode, model=model, token=token)
         echo(f"{title}: {address_of(listening)}   (Ctrl-C ends it)")
         # On a server without a screen a browser would take over the terminal.
         screens = ("DISPLAY", "WAYLAND_DISPLAY")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -40,6 +41,7 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
     from rung.api import rebuild
     from rung.forensics import replay
     from rung.runs.query import open_run, ref
+    from rung.runs.record import append_event
 
     name, at, number = run.rpartition("@")
     if at and not number.isdecimal():
@@ -71,6 +73,8 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
         setup = rebuild(found, dtype, runs=root)
         compared = replay.replay_healthy(setup, found, step, report, is_debug)
         plain, lines = {"run": found.id, **compared.to_dict()}, compared.lines()
+    with contextlib.suppress(RunError, OSError):  # the record of others may only be read
+        append_event(found.path, "replay", step=plain.get("step", step), text="\n".join(lines))
     if as_json:
         print_json(plain)
     else:

@@ -13,8 +13,8 @@ from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import RunError, UserError
 from rung.report.table import print_table
 from rung.runs.maintenance.disk import bytes_below
-from rung.runs.maintenance.selection import folder_at, refuse_running, select, state_of
-from rung.runs.maintenance.trash import reasons_to_keep, remove, restore, trashed
+from rung.runs.maintenance.selection import folder_at, select
+from rung.runs.maintenance.trash import check_removal, remove, restore, trashed
 from rung.runs.query import list_runs
 from rung.text import echo
 from rung.units import duration, size
@@ -86,16 +86,7 @@ def command(
     if not folders:
         echo("[]" if as_json else f"no run of {failed} ended badly before its first eval")
         return
-    # All of them may go, or none does.
-    targets = [state_of(folder) for folder in folders]
-    for target in targets:
-        refuse_running(target, "remove", force or target.problem is not None)
-        if target.problem is not None and not force:
-            raise RunError(f"{target.problem} It can be removed as it is: add --force.", code="run-damaged")
-    reasons = list(reasons_to_keep(targets))
-    if reasons and not force:
-        more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-        raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove it anyway, add --force.", code="in-use")
+    reasons = check_removal(folders, force)  # all of them may go, or none does
     for reason in reasons:
         echo(f"note: {reason}", err=True)
     gone = [folder.id for folder in folders]

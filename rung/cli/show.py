@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from rung.cli.ls import summary
 from rung.cli.options import print_json, runs_option
+from rung.compare.as_json import changed, link_of, run_json
 from rung.errors import RunError
 from rung.report.table import Coloured, age, loss_text, one_line, paragraph, print_table, printable, value_text
 from rung.runs.columns import Progress, Summary
@@ -54,24 +53,7 @@ def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
     """
     found = open_run(run, root)
     if as_json:
-        document = {
-            **found.document,
-            **summary(found),
-            "config": found.config(),
-            "sources": found.sources(),
-            "data": found.data(),
-            "environment": found.environment(),
-            "metrics": {name: msgspec.to_builtins(one) for name, one in found.summary(_progress()).items()},
-            "evals": found.evals(),
-            "notes": found.notes(),
-            "pinned": found.pinned(),
-            "changed": _changed(found),
-            "events": list(found.events()),
-            "samples": [path.relative_to(found.path).as_posix() for path in found.samples()],
-            "checkpoints": found.checkpoints(),
-            "disk_bytes": found.disk_bytes(),
-        }
-        print_json(document)
+        print_json(run_json(found, _progress()))
         return
     _print_header(found)
 
@@ -161,7 +143,7 @@ def _print_header(run: Run) -> None:
     steps = "" if run.step is None else f"  step {run.step}{f' of {number(planned)}' if planned else ''}"
     echo(printable(f"{run.id}  {recipe}  {run.status_text}{steps}"), bold=True)
 
-    link = _link(run)
+    link = link_of(run)
     losses = [e.get("loss") for e in run.evals() if e.get("set") == best.get("set") and is_number(e.get("loss"))]
     curve = f"{sparkline(losses)}  {loss_text(losses[0])} to {loss_text(losses[-1])}" if len(losses) > 1 else ""
     verdict, ab = doc.get("verdict"), doc.get("ab")
@@ -179,7 +161,7 @@ def _print_header(run: Run) -> None:
         "best": _best(run),
         "against": _against(run, link),
         "evals": curve,
-        "change": _changed(run, link),
+        "change": changed(run, link),
         "why": doc.get("why"),
         "verdict": ": ".join(filter(None, [verdict_word(run), verdict_text])),
         "sample": samples[-1].relative_to(run.path).as_posix() if samples else "",
@@ -225,33 +207,6 @@ def _against(run: Run, link: Link | None) -> str:
     text = f"{link.parent.id} {loss_text(other['loss'])}"
     gap = mine["loss"] - other["loss"]
     return f"{text}: {gap:+.4f}, one pair and no verdict" if math.isfinite(gap) else text
-
-
-def _link(run: Run) -> Link | None:
-    if not run.document.get("parent"):
-        return None
-    from rung.compare.lineage import find_parent
-
-    try:
-        link = find_parent(run)
-        link.has_rows = False  # for one line they need not be read
-    except (RunError, OSError):
-        return None
-    return link
-
-
-def _changed(run: Run, link: Link | None = None) -> str:
-    """The parent and what changed against it, in one line; in brackets why it is not known."""
-    if not (parent := run.document.get("parent")):
-        return ""
-    from rung.compare.lineage import short_change
-
-    link = link or _link(run)
-    try:
-        text = short_change(link) if link is not None else "(it cannot be read)"
-    except (RunError, OSError) as error:
-        text = f"({error})"
-    return f"{text or f'({link.problem})' if link and link.problem else text or 'nothing'} since {parent}"
 
 
 def _code(code: Mapping[str, Any]) -> str:

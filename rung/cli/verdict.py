@@ -5,20 +5,17 @@ The last verdict stands in run.json; every one that was ever given is an event o
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rung.cli.note import TextCommand, user_text, write_event
+from rung.cli.note import TextCommand, user_text
 from rung.cli.options import print_json, runs_option
-from rung.errors import RunError, UserError
+from rung.errors import UserError
+from rung.runs.annotate import WORDS, checked_text, verdict
 from rung.runs.query import open_run
-from rung.runs.record import amend
 from rung.text import echo
-
-WORDS = ("supported", "refuted", "inconclusive")
 
 
 @click.command("verdict", cls=TextCommand, short_help="Say what became of a run's hypothesis.")
@@ -44,15 +41,11 @@ def command(run: str, word: str | None, text: str | None, is_clear: bool, root: 
     found = open_run(run, root)
     if is_clear and word is not None:
         raise UserError("rung verdict takes either a word or --clear, not both.", code="options-conflict")
-    if is_clear and not found.document.get("verdict"):
-        raise RunError(f"{found.id} has no verdict to take back.", code="no-verdict")
     if word is not None or is_clear:
-        given = {"word": word, "text": user_text(text, "a verdict") if text is not None else "", "unix_s": time.time()}
-        old, verdict = _shown(found.document.get("verdict")), None if word is None else given
-        amend(found.path, verdict=verdict)
-        write_event(found, "verdict", **(verdict or {**given, "text": ""}))
+        old = _shown(found.document.get("verdict"))
+        given = verdict(found, word, checked_text(user_text(text), "a verdict") if text is not None else "")
         if not as_json:
-            echo(f"{_shown(found.id)}: {_shown(verdict) or 'no verdict any more'}")
+            echo(f"{_shown(found.id)}: {_shown(given) or 'no verdict any more'}")
             if old:
                 echo(f"before: {old}")
         found = open_run(found.path, root)

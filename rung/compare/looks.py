@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rung.compare.decide import AlphaSpending, Look
 from rung.compare.gate import identity
 from rung.compare.noise import config_key
+from rung.compare.reading import main_metric
 from rung.errors import RunError
 from rung.runs.files import LineFile, from_json, read_lines, to_json
 from rung.runs.query import Run
+
+if TYPE_CHECKING:
+    from rung.compare.judge import Judgement
 
 FILE = ".verdicts.ndjson"
 ENDED = ("finished", "diverged")  # statuses of runs that a verdict counts
@@ -59,6 +64,27 @@ def count(a: Sequence[Run], b: Sequence[Run], metric: str, metrics: Sequence[str
     finally:
         file.close()
     return True
+
+
+def judge_and_count(
+    a: Sequence[Run], b: Sequence[Run], judged: Callable[..., Judgement], metrics: Sequence[str], planned: int | None,
+    num_variants: int, may_write: bool = True,
+) -> list[Judgement]:  # fmt: skip
+    """One judgement for each metric, each at what the verdicts before have left, and kept for those that come after."""
+    # The arms of `rung ab` may be empty; then the judge says so.
+    names = [name.removeprefix("eval/") for name in metrics or ([main_metric(a[0])] if a else [""])]
+    names = list(dict.fromkeys(names))
+    found = []
+    for name in names:
+        spending = counted(a, b, name, names, planned, num_variants) if a and b else None
+        one = judged(a, b, metric=name or None, **({"spending": spending} if spending else {}))
+        found.append(one)
+    for one in found:
+        if not math.isfinite(one.effect):
+            continue
+        if not (may_write and count(a, b, one.metric, names, one.num_pairs, one.word)):
+            one.reasons.append(f"this verdict could not be kept in {a[0].path.parent.parent}: later ones miss it")
+    return found
 
 
 def _path(arm: Sequence[Run]) -> Path:

@@ -131,6 +131,21 @@ def is_long(folder: Path) -> bool:
     return sum(part.num_bytes for part in _stat(folder)) >= _SMALL_BYTES
 
 
+def stamp(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """What changes whenever the rows do."""
+    return tuple((part.number, part.num_bytes, part.mtime_ns) for part in _stat(folder))
+
+
+def unread_bytes(folder: Path) -> int:
+    """Bytes of rows that the copy does not have yet, and that the next reader has to read."""
+    parts = _stat(folder)
+    index = _load(folder / "columns") if not (folder / "columns").is_symlink() else None
+    total = sum(part.num_bytes for part in parts)
+    if index is None or not (_is_fresh(index, parts) or _is_extension(index, parts, folder)):
+        return total
+    return total - sum(part.num_bytes for part in index.parts)
+
+
 def read_series(folder: Path, name: str) -> Series:
     """The steps that have a value of `name`, and the values; empty where it was not recorded."""
     from rung.runs.series import Series

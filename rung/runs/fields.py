@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,3 +238,31 @@ def groups_over_seeds(runs: Sequence[Run]) -> list[list[Run]]:
         mark = repr((run.document.get("recipe"), sorted(config.items(), key=repr), code_of(run), data))
         found.setdefault(mark, []).append(run)
     return list(found.values())
+
+
+def group_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+    """One dict per group over seeds: its runs, and mean, sd and n of each number; texts where all agree."""
+    groups: list[dict[str, Any]] = []
+    for members in groups_over_seeds(runs):
+        group: dict[str, Any] = {"runs": [run.id for run in members], "n": len(members)}
+        group["seeds"] = [run.document.get("seed") for run in members]
+        group["statuses"] = [run.status for run in members]
+        for name in names:
+            values = [value_of(run, name) for run in members]
+            numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+            finite = [value for value in numbers if math.isfinite(value)]
+            if numbers:
+                mean = statistics.fmean(finite) if finite else None
+                sd = statistics.stdev(finite) if len(finite) > 1 else None
+                group[name] = {"mean": mean, "sd": sd, "n": len(finite)}
+            else:
+                group[name] = values[0] if all(value == values[0] for value in values) else values
+        groups.append({**group, "why": members[-1].document.get("why")})
+    return groups
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What `rung ls --json` says of a run."""
+    kept = ("experiment", "number", "recipe", "preset", "parent", "why", "verdict", "tags", "seed", "created", "ended")
+    head = {"id": run.id, "status": run.status, "status_text": run.status_text, "step": run.step, "best": run.best}
+    return {**head, **{name: run.document.get(name) for name in kept}, "path": str(run.path)}

@@ -3,7 +3,7 @@
 Listing reads one run.json per run and nothing else. Reading leaves only derived files behind: copies of the rows by
 column (columns.py), and `.config.json`, which is read many times as fast as config.yaml. Two things differ from
 run.json: a run that recorded itself as running may turn out to have vanished (process.py), and its parent, or the base
-of its A/B, is named by the id that run has now (`_follow_moves`).
+of its A/B, is named by the id that run has now (`follow_moves`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rung import parse
 from rung.errors import CheckpointError, RunError
-from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries
+from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries, unread_bytes
 from rung.runs.files import from_json, plain, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
 from rung.runs.paths import inside, stays
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ALL_STATUSES = ("running", *STATUSES, "vanished", "silent")
 _NUMBER = (int, float)
+_QUICK_BYTES = 32 << 20  # of rows: read in less than a second
 # What readers of events rely on, wherever a key is there; an event of another shape is a broken line.
 _EVENT = {
     "kind": str, "step": int, "unix_s": _NUMBER, "segment": int, "results": (dict, list), "since": int, "rule": str,
@@ -232,6 +233,11 @@ class Run:
             self._summary = found
         return found
 
+    @property
+    def has_unread_rows(self) -> bool:
+        """Whether a summary or a curve would have to read many rows first, which takes seconds."""
+        return unread_bytes(self.path / "metrics") > _QUICK_BYTES
+
     def names(self) -> list[str]:
         """The metrics that were recorded, as `series` takes them: loss, norm, eval/full_val/loss."""
         return list(self.summary())
@@ -315,7 +321,7 @@ def open_run(ref: str | Path, root: Path) -> Run:
         if os.path.isfile(path / "run.json"):
             run = Run(path.resolve(), read_document(path))
             if run.id == f"{run.path.parent.name}/{run.path.name}":  # else it does not lie in a runs folder
-                _follow_moves([run], run.path.parent.parent)
+                follow_moves([run], run.path.parent.parent)
             return run
         if match is None and path.exists():
             raise RunError(f"{path} is not a run: it has no run.json.", code="no-run")
@@ -334,7 +340,7 @@ def open_run(ref: str | Path, root: Path) -> Run:
         path = root / experiment / str(number)
         if os.path.lexists(path / "run.json"):
             run = Run(path, read_document(path))
-            _follow_moves([run], root)
+            follow_moves([run], root)
             return run
 
     # There is none; perhaps `rung mv` gave it another name.
@@ -365,7 +371,7 @@ def list_runs(root: Path, experiment: str | None = None, problems: list[str] | N
     if experiment is not None and not os.path.isdir(root / experiment):
         raise _unknown(experiment, root)
     runs = _read_runs(root, experiment, problems)
-    _follow_moves(runs, root, is_all=experiment is None)
+    follow_moves(runs, root, is_all=experiment is None)
     return runs
 
 
@@ -395,7 +401,7 @@ def is_same_run(run: Run, uid: str | None) -> bool:
     return not uid or run.document.get("uid") == uid
 
 
-def _follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None:
+def follow_moves(runs: Sequence[Run], root: Path, is_all: bool = False) -> None:
     """Updates the parent of each run, and the base of its A/B, to the ids they have now.
 
     run.json holds the uid of the other run beside its id of that time. Runs of an older rung hold the id alone; a run

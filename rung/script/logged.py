@@ -14,6 +14,7 @@ from typing import Any
 
 from rung.runs.files import plain
 from rung.runs.metricnames import eval_of, is_eval_clock, usual_name
+from rung.script.media import is_media
 
 # What stands beside the numbers of an eval to say when it was, and makes no row of training of it.
 COMPANIONS = frozenset({"epoch", "iter", "iteration", "step", "global_step", "trainer/global_step"})
@@ -31,6 +32,7 @@ class Logged:
     odd: dict[str, str] = field(default_factory=dict)
     has_clocks: bool = False  # of an eval
     renamed: list[tuple[str, str]] = field(default_factory=list)  # rung's name and the script's
+    media: dict[str, Any] = field(default_factory=dict)  # pictures, sound, tables, histograms
 
     @property
     def is_eval_only(self) -> bool:
@@ -64,6 +66,9 @@ def _sort(name: Any, value: Any, logged: Logged) -> None:
                 _sort(f"{name}/{key}", part, logged)
         return
     name = plain(f"{name}")  # a name that is no Unicode cannot be written
+    if is_media(value):
+        logged.media[name] = value
+        return
     number, why = _number(value)
     if why or name in _RESERVED:
         logged.odd[name] = why or "is written by rung itself"

@@ -12,7 +12,7 @@ from typing import Any
 from rung.script.never_raise import say
 
 OF_THE_MODULE = frozenset({
-    "Image", "Table", "Artifact", "Histogram", "Audio", "Video", "Html", "Object3D", "Molecule", "Graph", "Plotly",
+    "Artifact", "Video", "Html", "Object3D", "Molecule", "Graph", "Plotly",
     "Settings", "AlertLevel", "plot", "util", "login", "setup", "require", "teardown", "save", "restore", "alert",
     "unwatch", "log_artifact", "use_artifact", "log_model", "use_model", "link_model", "mark_preempting",
 })  # fmt: skip
@@ -23,10 +23,8 @@ OF_A_RUN = frozenset({
     "display", "to_html",
 })  # fmt: skip
 _INSTEAD = {
-    "Image": "run.sample(name, picture) keeps pictures and figures",
-    "Audio": "run.sample(name, sound, rate=) keeps sound",
+    "Video": "run.sample(name, path) keeps a film",
     "Artifact": "run.data(name, path) notes what was read, run.sample(name, path) keeps a file",
-    "Table": "run.sample(name, text) keeps texts",
 }
 _told: set[str] = set()
 

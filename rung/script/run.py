@@ -20,6 +20,7 @@ from rung.runs.metricnames import eval_of
 from rung.runs.query import ref  # here, not at the end of a script: an import then changes its exit code after Ctrl-C
 from rung.runs.record import STATUSES, Record, read_document
 from rung.script.logged import sort_out
+from rung.script.media import parts
 from rung.script.missing import OF_A_RUN, missing
 from rung.script.never_raise import NeverRaise, never_raise, say
 from rung.script.observe import Observer
@@ -126,7 +127,21 @@ class OwnRun:
         self._observer.row(logged.row, is_train)
         if is_train and self._next_row:
             logged.row, self._next_row = {**self._next_row, **logged.row}, {}
-        self.axis.log(logged, step)
+        at = self.step if step is None else step  # where the row beside them belongs
+        if logged.row or logged.evals or not logged.media:
+            self.axis.log(logged, step)
+        for name, value in logged.media.items():
+            self._keep(name, value, at)
+
+    def _keep(self, name: str, value: Any, step: int | None) -> None:
+        """Pictures, sound, tables and histograms that were logged, as samples."""
+        for of, one in parts(name, value):
+            try:
+                file, content = one.content(of)
+            except Exception as error:  # an object of any kind, whose conversion may fail in any way
+                self.tell(f"{name!r} was not kept: {error}", f"odd {name}")
+                continue
+            self.sample(file, content, one.caption, step, one.rate)
 
     @never_raise
     def targets(self, count: int) -> None:

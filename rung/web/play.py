@@ -24,7 +24,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.routing import Mount, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -32,7 +31,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from rung.errors import UserError
 from rung.recipe import Player, View, Walk
 from rung.text import error_text
-from rung.web.serve import OwnPagesOnly
+from rung.web.serve import guarded
 
 STATIC = Path(__file__).parent / "static"
 MOST_VISITS = 64  # each holds what the model remembers of a walk
@@ -198,10 +197,12 @@ def play_app(
     mode: Mode = contextlib.nullcontext,
     keep_s: float = 60,
     model: ThreadPoolExecutor | None = None,
+    token: str | None = None,
 ) -> Starlette:
     """The page and its WebSocket.
 
-    `hosts` are the names, besides localhost, under which this machine may be asked. `model` is the one thread in which
+    `hosts` are the names, besides localhost, under which this machine may be asked; with a `token`, only who gives it
+    comes in. `model` is the one thread in which
     the model works, since torch must not be entered by two; it should also be the one in which it was made, as torch
     has a pool of workers for each thread, and with two pools it is half as fast. `mode` is entered once, in that
     thread: without gradients, say, which torch decides for each thread.
@@ -249,7 +250,7 @@ def play_app(
 
     app = Starlette(
         routes=[WebSocketRoute("/walk", walk), Mount("/", StaticFiles(directory=STATIC, html=True, check_dir=False))],
-        middleware=[Middleware(OwnPagesOnly, hosts=hosts)],
+        middleware=guarded(hosts, token),
         lifespan=lifespan,
     )
     app.state.visits = visits

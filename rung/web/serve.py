@@ -10,22 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hmac
 import ipaddress
+import secrets
 import socket
 from collections.abc import Collection
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import h11
 import uvicorn
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rung import parse
 from rung.errors import UserError
 
-POLICY = "default-src 'self'; img-src 'self' blob:; media-src blob:; frame-ancestors 'none'; base-uri 'none'"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; font-src 'self'; "
+    "img-src 'self' blob:; media-src 'self' blob:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+LEAST_TOKEN = 16  # characters
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,6 +70,23 @@ def address_of(listening: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def check_token(listening: socket.socket, token: str | None) -> None:
+    """UserError where others than this machine could come in without a token, or with one that can be guessed."""
+    if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"--token needs at least {LEAST_TOKEN} plain characters, as `python -c 'import secrets; "
+            "print(secrets.token_urlsafe())'` prints",
+            code="token-weak",
+        )
+    host = listening.getsockname()[0]
+    if token is None and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        raise UserError(
+            f"--host {host} lets in everybody who can reach this machine; add --token (or RUNG_TOKEN) with at least "
+            f"{LEAST_TOKEN} characters, which visitors then have to give",
+            code="token-missing",
+        )
 
 
 class ImpatientProtocol(H11Protocol):
@@ -104,9 +131,18 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
+class Server(uvicorn.Server):
+    """Tells the app that it ends, so that answers without an end (app.state.is_ending) end too."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if isinstance(self.config.app, Starlette):
+            self.config.app.state.is_ending = True
+        await super().shutdown(sockets)
+
+
 def server(app: ASGIApp) -> uvicorn.Server:
     """Pictures do not get smaller by deflate, and requests are short. Ending does not wait for visitors to leave."""
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             app,
             http=ImpatientProtocol,
@@ -130,7 +166,11 @@ class OwnPagesOnly:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if not self.is_ours(headers.get("host", ""), headers.get("origin")):
+        # A foreign page may lead here by a link, and use nothing of what is here.
+        is_used_elsewhere = (
+            headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate"
+        )
+        if is_used_elsewhere or not self.is_ours(headers.get("host", ""), headers.get("origin")):
             refusal = PlainTextResponse("this page is not served under that name, nor to other pages", 403)
             await refusal(scope, receive, send)
             return
@@ -138,8 +178,11 @@ class OwnPagesOnly:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
                 to_send = MutableHeaders(scope=message)
-                to_send["content-security-policy"] = POLICY
-                to_send["cache-control"] = "no-cache"
+                to_send.setdefault("content-security-policy", POLICY)
+                to_send.setdefault("cache-control", "no-cache")
+                to_send["x-content-type-options"] = "nosniff"
+                to_send["referrer-policy"] = "no-referrer"
+                to_send["cross-origin-resource-policy"] = "same-origin"
             await send(message)
 
         await self.app(scope, receive, send_with_policy)
@@ -152,3 +195,80 @@ class OwnPagesOnly:
                 return False
             return name in self.hosts or bool(ipaddress.ip_address(name))
         return False
+
+
+_FORM = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>rung</title></head><body><main><h1>rung</h1>
+<form method="post" action="/login"><p><label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<button>Enter</button></p></form>
+<p role="alert">{problem}</p></main></body></html>
+"""
+_MOST_LOGIN_BYTES = 4096
+
+
+class TokenGate:
+    """ASGI middleware: lets in who has given the token, known from then on by a cookie that no script can read.
+
+    The cookie holds a random name for this server and not the token. It is sent to this address alone and with no
+    request that another page makes.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self._token = app, token.encode()
+        # Cookies know no ports: two servers on one machine must not overwrite each other's.
+        self._name, self._session = f"rung-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/login":
+            await (await self._login(Request(scope, receive)))(scope, receive, send)
+        elif self._is_known(Headers(scope=scope).get("cookie", "")):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "give the token first"})
+        elif scope["path"].startswith(("/api/", "/files/")) or scope["method"] not in ("GET", "HEAD"):
+            answer = {"error": "this page asks for a token; open / and give it", "code": "token-missing"}
+            await JSONResponse(answer, 401)(scope, receive, send)
+        else:
+            await RedirectResponse("/login", 303)(scope, receive, send)
+
+    def _is_known(self, cookies: str) -> bool:
+        given = (part.strip().partition("=") for part in cookies.split(";"))
+        return any(
+            name == self._name and hmac.compare_digest(value.encode(), self._session.encode())
+            for name, _, value in given
+        )
+
+    async def _login(self, request: Request) -> Response:
+        if request.method in ("GET", "HEAD"):
+            return HTMLResponse(_FORM.format(problem=""))
+        if request.method != "POST":
+            return PlainTextResponse("only GET and POST", 405)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_LOGIN_BYTES:
+                return PlainTextResponse("too long", 413)
+        is_json = request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+        try:
+            found = parse.mapping(parse.json(body)) if is_json else dict(parse_qsl(body.decode()))
+            given = str(found.get("token", "")).encode()
+        except ValueError:
+            given = b""
+        if not hmac.compare_digest(given, self._token):
+            if is_json:
+                return JSONResponse({"error": "this is not the token", "code": "token-wrong"}, 403)
+            return HTMLResponse(_FORM.format(problem="This is not the token."), 403)
+        entered: Response = JSONResponse({}) if is_json else RedirectResponse("/", 303)
+        is_secure = request.url.scheme == "https"
+        entered.set_cookie(self._name, self._session, httponly=True, samesite="strict", secure=is_secure)
+        return entered
+
+
+def guarded(hosts: Collection[str], token: str | None) -> list[Middleware]:
+    """What stands before every page."""
+    own = Middleware(OwnPagesOnly, hosts=hosts)
+    return [own] if token is None else [own, Middleware(TokenGate, token=token)]

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rung.cli import cli
-from rung.cli.note import MOST_CHARS
 from rung.compare.page import notes_of
 from rung.errors import UserError
+from rung.runs.annotate import MOST_CHARS
 from rung.runs.query import open_run
 from rung.runs.record import Record, amend
 from tests.compare.made import make_run, start_run

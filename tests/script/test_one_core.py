@@ -181,6 +181,8 @@ def test_a_nan_in_a_script_is_recorded_diagnosed_and_replayed(tmp_path: Path, op
     assert found["N1"]["probe"] == "rung replay mine/1@21 --build FILE:FUNCTION"
     verdict = read(tmp_path, "replay", "mine/1@21", "--build", "train.py:build")
     assert (verdict["origin"], verdict["step"]) == ("DATA", 21)
+    kept = [event for event in read(tmp_path, "show", "mine")["events"] if event["kind"] == "replay"]
+    assert [(event["step"], event["text"][:4]) for event in kept] == [(21, "DATA")]
 
 
 def test_replay_without_a_model_says_exactly_what_to_pass(tmp_path: Path) -> None:

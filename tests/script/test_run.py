@@ -445,16 +445,14 @@ def test_a_script_for_wandb_runs_to_its_end(start: Start, capsys: pytest.Capture
         optimizer.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
-        wandb.log({"loss": 1.0, "picture": wandb.Image(np.zeros((2, 2)), caption="x"), "plot": wandb.plot.bar([1])})
-    table = wandb.Table(columns=["a"])
-    table.add_data(1)
+        wandb.log({"loss": 1.0, "film": wandb.Video(np.zeros((2, 2)), caption="x"), "plot": wandb.plot.bar([1])})
     artifact = wandb.Artifact("model", type="model")
     with artifact.new_file("x"):
         pass
     wandb.log_artifact(artifact).wait()
     wandb.run.log_code(".")
-    assert isinstance(wandb.Image(1), wandb.Image)
-    assert not isinstance(1.0, wandb.Image)
+    assert isinstance(wandb.Video(1), wandb.Video)
+    assert not isinstance(1.0, wandb.Video)
     (Path(wandb.run.dir) / "model.pt").write_bytes(b"weights")
     run = wandb.run
     wandb.finish(exit_code=1, quiet=True)
@@ -462,9 +460,53 @@ def test_a_script_for_wandb_runs_to_its_end(start: Start, capsys: pytest.Capture
     assert (found.status, found.config()["width"], found.document["tags"]) == ("crashed", 8, ["a title"])
     assert found.metrics(["norm"])["norm"] == pytest.approx([2**0.5] * 2)
     said = capsys.readouterr().err
-    assert said.count("rung has no Image") == said.count("rung has no Artifact") == said.count("'picture' is") == 1
+    assert said.count("rung has no Video") == said.count("rung has no Artifact") == said.count("'film' is") == 1
     with pytest.raises(AttributeError, match="agent"):  # would decide what is run
         _ = wandb.agent
+
+
+def test_pictures_sound_tables_and_histograms_are_samples_of_their_step(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    run = start("theirs")
+    wandb.log({"loss": 2.0})
+    red = np.zeros((3, 4, 3))
+    red[..., 0] = 1.0
+    table = wandb.Table(columns=["digit", "right"], data=[[7, np.float32(0.5)]])
+    table.add_data("<b>", None)
+    wandb.log({
+        "loss": 1.0,
+        "eval/red": wandb.Image(red, caption="all red"),
+        "pair": [wandb.Image(torch.zeros(1, 2, 5)), wandb.Image(np.full((2, 2), 200))],
+        "beep": wandb.Audio(np.zeros(800), sample_rate=8000),
+        "table": table,
+        "weights": wandb.Histogram([0.0, 0.1, 1.0, float("nan")], num_bins=2),
+        "counted": wandb.Histogram(np_histogram=np.histogram([1, 2, 3], bins=3)),
+        "bad": wandb.Image(np.zeros((2, 2, 7))),
+    })  # fmt: skip
+    wandb.log({"alone": wandb.Image(red)}, step=9)
+    path = run.path
+    wandb.finish(quiet=True)
+    found = open_run(str(path), Path("runs"))
+    files = {one.name: one for one in found.samples()}
+    assert {int(one.parent.name) for name, one in files.items() if name != "alone.png"} == {1}
+    assert int(files["alone.png"].parent.name) == 9
+    with Image.open(files["eval_red.png"]) as picture:
+        assert (picture.size, picture.getpixel((0, 0))) == ((4, 3), (255, 0, 0))
+    with Image.open(files["pair_0.png"]) as one, Image.open(files["pair_1.png"]) as other:
+        assert (one.size, other.getpixel((0, 0))) == ((5, 2), 200)
+    with wave.open(str(files["beep.wav"])) as sound:
+        assert (sound.getframerate(), sound.getnframes()) == (8000, 800)
+    kept = json.loads(files["table.table.json"].read_text())
+    assert kept == {"columns": ["digit", "right"], "rows": [[7, 0.5], ["<b>", None]], "num_rows": 2}
+    assert json.loads(files["weights.histogram.json"].read_text()) == {"edges": [0, 0.5, 1], "counts": [2, 1]}
+    assert json.loads(files["counted.histogram.json"].read_text())["counts"] == [1, 1, 1]
+    captions = {event["path"].rpartition("/")[2]: event["caption"] for event in found.events("sample")}
+    assert captions["eval_red.png"] == "all red"
+    assert found.metrics(["loss"]) == {"step": [0, 1], "loss": [2.0, 1.0]}
+    assert capsys.readouterr().err.count("'bad' was not kept") == 1
 
 
 ENDS = {

@@ -80,8 +80,10 @@ class FakePlayer:
 class Served:
     """A real server in a thread; `cut` breaks all connections as a lost network does, without a word."""
 
-    def __init__(self, player: Any, title: str = "fake/1 at step 7", port: int = 0, keep_s: float = 60) -> None:
-        self.app = play_app(player, title, keep_s=keep_s)
+    def __init__(
+        self, player: Any, title: str = "fake/1 at step 7", port: int = 0, keep_s: float = 60, token: str | None = None
+    ) -> None:
+        self.app = play_app(player, title, keep_s=keep_s, token=token)
         listening = listen("127.0.0.1", port)
         self.url = address_of(listening)
         self.port: int = listening.getsockname()[1]

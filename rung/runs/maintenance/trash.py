@@ -87,6 +87,20 @@ def remove(folders: Sequence[RunFolder], is_forced: bool = False) -> list[Trashe
     return gone
 
 
+def check_removal(folders: Sequence[RunFolder], is_forced: bool = False) -> list[str]:
+    """Raises RunError unless all of these may go; forced, it returns why they should have stayed."""
+    targets = [state_of(folder) for folder in folders]
+    for target in targets:
+        refuse_running(target, "remove", is_forced or target.problem is not None)
+        if target.problem is not None and not is_forced:
+            raise RunError(f"{target.problem} It can be removed as it is: add --force.", code="run-damaged")
+    reasons = list(reasons_to_keep(targets))
+    if reasons and not is_forced:
+        more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        raise RunError(f"{'; '.join(reasons[:5])}{more}; to remove it anyway, add --force.", code="in-use")
+    return reasons
+
+
 def trashed(root: Path) -> list[TrashedRun]:
     """What is in the trash, the oldest removal first."""
     found: list[TrashedRun] = []
