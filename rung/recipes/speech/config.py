@@ -108,6 +108,12 @@ class Dataset:
     held_out: float = key(0.005, "Share of the data for validation, and again for test.", low=0.0001, high=0.3)
     normalise: bool = key(True, "Scale each sound to the same peak.")
     silence_s: float = key(0.4, "Silence put before and after each sound; helps with clips of a word.", low=0)
+    speeds: list[float] = key(
+        [],
+        "Also train on each sound at these speeds, made with the data; 1.1 is 10 % faster and higher.",
+        low=0.5,
+        high=2,
+    )
 
 
 @dataclass

@@ -11,11 +11,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rung.data.audio import resample
 from rung.data.store import Store, StoreWriter, check_apart, place
 from rung.errors import DataError
 from rung.recipe import Report
@@ -51,7 +53,7 @@ def prepare(
             "encoder.name": cfg.encoder.name, "encoder.path": cfg.encoder.path,
             "second_encoder.name": cfg.second_encoder.name, "second_encoder.path": cfg.second_encoder.path,
             "dataset.normalise": cfg.dataset.normalise, "dataset.silence_s": cfg.dataset.silence_s,
-            "data.max_seconds": cfg.data.max_seconds, "seed": seed,
+            "dataset.speeds": list(cfg.dataset.speeds), "data.max_seconds": cfg.data.max_seconds, "seed": seed,
         }  # fmt: skip
         if source is None:
             settings |= {"dataset.sentences": cfg.dataset.sentences, "dataset.utterances": cfg.dataset.utterances}
@@ -62,7 +64,12 @@ def prepare(
         ]
         writer.info.update(name=name, settings=settings, source=found.name, encoders=about, note=note)
         writer.info["quarantined"] = list(found.quarantined)
-        return _write(writer, found.utterances, split_of, encoders, cfg, report, device)
+        utterances = list(found.utterances)
+        for utterance in found.utterances:
+            if split_of[utterance.name] == "train":
+                utterances += [at_speed(utterance, speed) for speed in cfg.dataset.speeds if speed != 1]
+        split_of |= {one.name: "train" for one in utterances[len(found.utterances) :]}
+        return _write(writer, utterances, split_of, encoders, cfg, report, device)
 
 
 def find_source(source: Path | None, cfg: keys.Dataset, seed: int, report: Report) -> Source:
@@ -73,6 +80,15 @@ def find_source(source: Path | None, cfg: keys.Dataset, seed: int, report: Repor
     from rung.recipes.speech.sources.files import from_path
 
     return from_path(source, report)
+
+
+def at_speed(utterance: Utterance, speed: float) -> Utterance:
+    """The same words, played faster or slower: the voice is higher or lower too, like that of another speaker."""
+
+    def read() -> np.ndarray:
+        return resample(utterance.read(), round(SAMPLE_RATE * speed), SAMPLE_RATE)
+
+    return replace(utterance, name=f"{utterance.name} at speed {speed:g}", read=read)
 
 
 def as_heard(sound_N: np.ndarray, cfg: keys.Dataset, max_seconds: float) -> tuple[np.ndarray, bool]:

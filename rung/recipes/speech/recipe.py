@@ -251,7 +251,8 @@ class Speech(Recipe, Prepares):
             "second_encoder.name": cfg.second_encoder.name, "second_encoder.path": cfg.second_encoder.path,
             "dataset.normalise": cfg.dataset.normalise, "dataset.silence_s": cfg.dataset.silence_s,
             "dataset.sentences": cfg.dataset.sentences, "dataset.utterances": cfg.dataset.utterances,
-            "dataset.held_out": cfg.dataset.held_out, "data.max_seconds": cfg.data.max_seconds,
+            "dataset.held_out": cfg.dataset.held_out, "dataset.speeds": list(cfg.dataset.speeds),
+            "data.max_seconds": cfg.data.max_seconds,
         }  # fmt: skip
         was = info["settings"]
         if differing := [

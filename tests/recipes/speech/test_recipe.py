@@ -24,7 +24,7 @@ from rung.runs.query import open_run
 from tests.contract.cases import speech, speech_frozen
 from tests.engine.test_parallel import free_port
 from tests.errors import raises_code
-from tests.recipes.speech.stores import make_store, write_tones
+from tests.recipes.speech.stores import WORDS, make_store, write_tones
 
 Rung = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ("optimizer.max_iters=6", "lr.warmup_iters=2", "eval_interval=3", "data.batch_size=4", "system.device=cpu",
@@ -160,6 +160,26 @@ def test_what_the_encoder_hears_is_scaled_padded_and_cut(tmp_path: Path) -> None
         assert not sound[-1600:].any()
         assert abs(int(np.abs(sound).max()) - 16384) <= 1
     assert store.info["cut"] == sum(record["length"] == 8000 for record in store.index)
+
+
+def test_other_speeds_are_for_training_alone(tmp_path: Path) -> None:
+    """A tone at twice the speed is half as long and an octave higher; held-out sounds stay as they are."""
+    store = prepared(tmp_path, "dataset.speeds=[2.0]", "dataset.silence_s=0", "dataset.normalise=false")
+    plain = {record["source"]: record for record in store.index if " at speed " not in record["source"]}
+    copies = [record for record in store.index if " at speed " in record["source"]]
+    assert {record["split"] for record in copies} == {"train"}
+    assert len(copies) == sum(record["split"] == "train" for record in plain.values())
+
+    def pitch(record: dict[str, Any]) -> float:
+        sound = store.arrays["sound"][record["start"] : record["start"] + record["length"]].astype(np.float64)
+        return float(np.abs(np.fft.rfft(sound)).argmax() * 16000 / len(sound))
+
+    for record in copies:
+        source = plain[record["source"].removesuffix(" at speed 2")]
+        assert (record["text"], record["speaker"]) == (source["text"], source["speaker"])
+        assert record["length"] == pytest.approx(source["length"] / 2, abs=2)
+        if record["text"] in WORDS[:3]:  # one tone, whose octave is below half the rate
+            assert pitch(record) == pytest.approx(2 * pitch(source), rel=0.02)
 
 
 def test_speakers_stay_in_one_split(speech_data: Path) -> None:
