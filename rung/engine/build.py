@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -231,7 +231,7 @@ def build(
         if cfg.system.compile:  # eval_mode knows how to take it off again; a shared module follows its first objective
             wanted = [(module, o.compile.dynamic) for o in objectives for module in o.compile.modules or ()]
             for module, dynamic in {id(module): (module, dynamic) for module, dynamic in reversed(wanted)}.values():
-                module.forward = torch.compile(module.forward, dynamic=dynamic)
+                module.forward = _compiled(module.forward, dynamic)
     _explain(setup, why_device)
     return setup
 
@@ -357,8 +357,17 @@ def _trained(objective: Objective, model: nn.Module, cfg: Engine, world: World, 
         )
     optimizers = build_optimizers(objective, parameters, cfg.optimizer, world.device)
     compiles = cfg.system.compile and is_training and objective.compile.modules is None
-    loss = torch.compile(objective.loss, dynamic=objective.compile.dynamic) if compiles else objective.loss
+    loss = _compiled(objective.loss, objective.compile.dynamic) if compiles else objective.loss
     return ObjectiveState(objective.name, loss, parameters, optimizers, objective.every, objective.loss)
+
+
+def _compiled(function: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+    if dynamic is not False:
+        # An analysis that is not made for sizes that vary, and ends torch 2.11 in an assertion.
+        from torch._inductor import config as inductor
+
+        inductor.triton.coalesce_tiling_analysis = False
+    return torch.compile(function, dynamic=dynamic)
 
 
 def _checkpoint_blocks(objectives: Sequence[Objective]) -> None:

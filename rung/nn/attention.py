@@ -11,11 +11,13 @@ H query heads, K key/value heads, D head width, R half of the rotated width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rung.errors import DataError
 from rung.nn.init import Norm, Projection, widen
@@ -137,6 +139,17 @@ class Cache:
         return keys_BKSD[:, :, :end].to(k_BKTD.dtype), values_BKSD[:, :, :end].to(v_BKTD.dtype)
 
 
+def kernels_for_masks(device: torch.device) -> AbstractContextManager[None]:
+    """Inside of it, attention with a mask uses kernels whose gradients can be trusted.
+
+    cuDNN's backward gives NaN to queries that see next to nothing if there are 64, 192, 320, .. keys (torch 2.11 and
+    later on Hopper, where it is the default). Without a mask it is right, and the fastest.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 def attend(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask, scale: float | None, dropout: float) -> Tensor:
     """softmax(scale q k) v per head; fully masked rows are 0."""
     if k_BKSD.shape[2] == 0:
@@ -148,9 +161,10 @@ def attend(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask, scale: fl
     if num_groups > 1 and not is_grouped:
         k_BKSD = k_BKSD.repeat_interleave(num_groups, dim=1)
         v_BKSD = v_BKSD.repeat_interleave(num_groups, dim=1)
-    y_BHTD = F.scaled_dot_product_attention(
-        q_BHTD, k_BKSD, v_BKSD, mask.allow_B1TS, dropout, mask.is_causal, scale=scale, enable_gqa=is_grouped
-    )
+    with nullcontext() if mask.allow_B1TS is None else kernels_for_masks(q_BHTD.device):
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD, k_BKSD, v_BKSD, mask.allow_B1TS, dropout, mask.is_causal, scale=scale, enable_gqa=is_grouped
+        )
     if mask.live_B1T1 is not None:
         y_BHTD = y_BHTD.masked_fill(~mask.live_B1T1, 0.0)
     return y_BHTD

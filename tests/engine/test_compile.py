@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 
 from rung.engine.build import Setup, build
 from rung.engine.clock import Clock
@@ -72,6 +73,16 @@ def test_modules_are_compiled_in_place_and_once(compiler: Compiler) -> None:
     assert [dynamic for _, dynamic in compiler.given] == [None]
     step(setup)
     assert compiler.num_calls == 2  # each objective makes a frame
+
+
+def test_sizes_that_vary_do_without_an_analysis_that_asserts_on_them(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor.triton, "coalesce_tiling_analysis", True)
+    setup_of(lambda model: (WHOLE_STATIC, WHOLE_STATIC))
+    assert inductor.triton.coalesce_tiling_analysis
+    setup_of(lambda model: (WHOLE_STATIC, WHOLE_DYNAMIC))
+    assert not inductor.triton.coalesce_tiling_analysis
 
 
 def test_an_empty_list_compiles_nothing(compiler: Compiler) -> None:

@@ -12,6 +12,7 @@ from rung.engine.clock import Clock
 from rung.engine.loop import fit
 from rung.engine.prefetch import Origin, Prefetcher
 from rung.engine.state import set_training
+from rung.nn.attention import Mask, attend, kernels_for_masks
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
 from tests.contract.cases import CASES, Case
@@ -100,6 +101,31 @@ def test_a_step_does_not_wait_for_the_gpu(case: Case) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
         prefetcher.close()
+
+
+@pytest.mark.parametrize("num_keys", [64, 128, 192])
+def test_attention_with_a_mask_has_finite_gradients(num_keys: int) -> None:
+    """One default kernel gives NaN for some numbers of keys where all that a query may see is far away."""
+    q = torch.full((2, 1, num_keys, 64), 4.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = torch.full_like(q, -4.0), torch.randn_like(q)
+    allow = torch.ones(2, 1, num_keys, num_keys, dtype=torch.bool, device="cuda").tril()
+    attend(q, k, v, Mask(allow_B1TS=allow), None, 0.0).sum().backward()
+    assert q.grad is not None
+    assert torch.isfinite(q.grad).all()
+
+
+@pytest.mark.parametrize("num_columns", [63, 64])
+def test_rows_that_begin_later_have_finite_gradients(num_columns: int) -> None:
+    """A model of transformers masks all that queries before the beginning of a row could see."""
+    llama = pytest.importorskip("transformers")
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "vocab_size": 50}
+    model = llama.LlamaForCausalLM(llama.LlamaConfig(**config, intermediate_size=64)).cuda()
+    given = torch.randn(4, num_columns, 64, device="cuda", requires_grad=True)
+    mask = torch.arange(num_columns, device="cuda") >= torch.tensor([[0], [1], [20], [40]], device="cuda")
+    with torch.autocast("cuda", torch.bfloat16), kernels_for_masks(mask.device):
+        model(inputs_embeds=given, attention_mask=mask.long()).logits[:, -5:].float().sum().backward()
+    assert given.grad is not None
+    assert torch.isfinite(given.grad).all()
 
 
 def test_batches_arrive_as_they_were_gathered(case: Case) -> None:

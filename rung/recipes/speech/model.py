@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rung.nn.attention import kernels_for_masks
 from rung.nn.losses import token_losses
 from rung.nn.transformer import Shape, Transformer
 from rung.random import Draw, key_of
@@ -73,10 +74,11 @@ class SpeechModel(nn.Module):
         given_BLD = self.lm.get_input_embeddings()(tokens_BL[:, :-1])
         places_L = torch.arange(tokens_BL.shape[1] - 1, device=tokens_BL.device)
         mask = torch.cat([mask_BP, places_L < batch["answer_length"].long()[:, None]], dim=1)
-        out = self.lm(
-            inputs_embeds=torch.cat([prompt_BPD.to(given_BLD.dtype), given_BLD], dim=1), attention_mask=mask.long(),
-            position_ids=positions_of(mask), use_cache=False, logits_to_keep=tokens_BL.shape[1] - 1,
-        )  # fmt: skip
+        with kernels_for_masks(mask.device):
+            out = self.lm(
+                inputs_embeds=torch.cat([prompt_BPD.to(given_BLD.dtype), given_BLD], dim=1), attention_mask=mask.long(),
+                position_ids=positions_of(mask), use_cache=False, logits_to_keep=tokens_BL.shape[1] - 1,
+            )  # fmt: skip
         logits: Tensor = out.logits
         return logits
 
@@ -127,11 +129,12 @@ class SpeechModel(nn.Module):
         first_W1 = torch.arange(num_windows, device=x_BTF.device)[:, None] * self.windows.stride
         frame_WN = first_W1 + torch.arange(self.windows.size, device=x_BTF.device)
         mask_BWN = frame_WN < frames_B[:, None, None]
-        out = self.qformer(
-            query_embeds=self.queries_1QH.expand(num_rows * num_windows, -1, -1),
-            encoder_hidden_states=x_BWFN.transpose(2, 3).flatten(0, 1),
-            encoder_attention_mask=mask_BWN.flatten(0, 1).long(),
-        ).last_hidden_state
+        with kernels_for_masks(x_BTF.device):
+            out = self.qformer(
+                query_embeds=self.queries_1QH.expand(num_rows * num_windows, -1, -1),
+                encoder_hidden_states=x_BWFN.transpose(2, 3).flatten(0, 1),
+                encoder_attention_mask=mask_BWN.flatten(0, 1).long(),
+            ).last_hidden_state
         speech_BSD = self.projection(out).unflatten(0, (num_rows, num_windows)).flatten(1, 2)
         return speech_BSD, self.windows.count_of(frames_B) * self.queries_1QH.shape[1]
 
