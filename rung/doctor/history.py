@@ -60,6 +60,7 @@ class History:
     superseded: dict[int, list[dict[str, float]]] = field(default_factory=dict)  # step -> earlier rows of that step
     is_script: bool = False  # a loop of the user's own: no recipe that could be trained again, a free-form config
     reason: str = ""  # why it ended, from run.json
+    last_step: int = 0  # from there too: more than `end` where rows are missing
 
     def __getitem__(self, name: str) -> Series:
         """The series of a recorded value; an empty one where it was never recorded."""
@@ -180,6 +181,7 @@ def read(run: Run, with_parent: bool = True) -> History:
         superseded=superseded_rows(run.path / "metrics"),
         is_script=is_script,
         reason=str(run.document.get("reason") or ""),
+        last_step=int(run.document.get("last_step") or 0),
     )
     if is_script and run.status in ("finished", "stopped"):  # nobody has said how long it was to be
         history.derived.setdefault("num_steps", history.end or None)

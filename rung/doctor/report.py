@@ -127,6 +127,9 @@ def headline(report: Report) -> str:
     """One sentence: what is wrong, or that nothing was found; and what is not known, where a healthy run needs it."""
     history = report.history
     if not history.end and not report.findings:
+        if history.last_step:
+            problem = f"says it has taken {history.last_step} steps, but none of their rows is in its folder"
+            return f"{history.run_id} ({history.status}) {problem}; bring the rest of metrics/ to look at them."
         return f"{history.run_id} ({history.status}) has taken no step yet; there is nothing to look at."
     of = f"{history.run_id} ({history.status}, {history.end} steps)"
     counts = [(s, sum(f.severity == s for f in report.findings)) for s in reversed(SEVERITIES)]

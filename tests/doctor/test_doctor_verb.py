@@ -82,6 +82,13 @@ def test_the_report_repeats_the_warnings_of_the_checks(root: Path) -> None:
 
 def test_a_run_without_steps_and_a_run_in_progress(root: Path) -> None:
     assert "has taken no step yet" in ask(root, "text/3").output
+    about = root / "text" / "3" / "run.json"
+    known = json.loads(about.read_text())
+    about.write_text(json.dumps({**known, "status": "finished", "last_step": 2800}))  # of another machine, in part
+    assert "says it has taken 2800 steps, but none of their rows is in its folder" in " ".join(
+        ask(root, "text/3").output.split()
+    )
+    about.write_text(json.dumps(known))
     record = Record.reopen(root / "text" / "1", command=["test"])
     assert ask(root, "text/1").exit_code == 0
     record.close()

@@ -416,6 +416,15 @@ def test_augmentation_hides_no_leak(augment: Any) -> None:
     assert said(split(*apart, augment, None)) == (["skip"] if cannot else ["pass"])
 
 
+def test_captions_that_many_rows_share_are_no_leak() -> None:
+    """What describes a row is alike for rows that are not; alone, the same text is what is to be predicted."""
+    texts = np.tile(IDS[:80], (5, 1)).astype(np.uint16)
+    pictures = RNG.normal(size=(400, 40, 40)).astype(np.float32)
+    parts = [{"z": pictures[some], "text": texts[some]} for some in (slice(300), slice(300, 400))]
+    assert said(split(*parts)) == ["pass"]
+    assert said(split(*({"z": one["text"]} for one in parts))) == ["warn"]
+
+
 def test_what_cannot_be_compared_is_not_looked_at() -> None:
     [found] = leakage.leakage(CheckContext(split({"z": NUMBERS[:300]}, {"z": NUMBERS[:60]}, wildly)))
     assert (found.level, "not through `draw`" in found.seen) == ("skip", True)

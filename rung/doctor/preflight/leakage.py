@@ -44,6 +44,7 @@ FIRST_CHUNK, CHUNK = 8, 256  # rows gathered at once: few until it is known how 
 SECONDS, QUICK_SECONDS = 8.0, 0.4  # for each eval set, most of it for gathering
 WINDOW, SHORT_WINDOW = 50, 13  # ids
 FEW_IDS = 3  # a window of no more different ids is a rest, padding, or a figure that anybody plays
+ASIDE = 0.1  # ids of fewer bytes, beside the largest array of a row, describe it: captions of unlike pieces are alike
 FREQUENT, FREQUENT_SHARE = 10, 0.2  # training rows with one part: so many, or of rows that overlap such a share
 FEW_CODES = 16  # books; a wider last axis of bytes is one of pictures
 WIDE = 8  # numbers of a step that make it content of its own
@@ -377,12 +378,14 @@ def lengths(ids: np.ndarray) -> np.ndarray:
 def parts_of(arrays: Arrays, width: int) -> dict[str, Parts]:
     """What rows are made of, by kind; the owners are places in these arrays. Parts without content are left out."""
     found: dict[str, list[Parts]] = defaultdict(list)
+    largest = max(array.nbytes for array in arrays.values())
     for array in arrays.values():
         is_whole, is_float = array.dtype.kind in "iu", array.dtype.kind == "f"
         if len(array) > 1 and (array == array[:1]).all():
             continue  # places, or a mask: the same in every row, and rightly so
         if is_ids(array):
-            found["windows of ids"].append(windows(array, width))
+            if array.nbytes >= ASIDE * largest:
+                found["windows of ids"].append(windows(array, width))
         elif array.ndim == 2 and is_float and array.shape[1] > 2 * SHORT_WINDOW:
             found["windows of numbers"].append(windows(_bits(array), width))
         elif array.ndim == 2 and is_float and array.shape[1] > FEW_IDS:
