@@ -23,6 +23,7 @@ LEAVES = {
     "random",
     "report",
     "advice",
+    "lab",
 }  # what everybody may use, and what uses nobody
 
 # part -> the parts it may import besides itself and the leaves; imports inside functions count

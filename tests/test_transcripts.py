@@ -121,7 +121,7 @@ def lab(piano_data: Path) -> Iterator[Path]:
         Path("tiny.yaml").write_text(TINY)
         Path("lr.yaml").write_text(SWEEP)
         call("rung train piano -c tiny.yaml optimizer.max_iters=8 --why 'a first look' --no-check")
-        call("rung train --from piano/1 lr.learning_rate=1e25 lr.warmup_iters=0 --why 'too much?' --no-check")
+        call("rung train --parent piano/1 lr.learning_rate=1e25 lr.warmup_iters=0 --why 'too much?' --no-check")
         runs = Path("runs").absolute()
 
         def write(experiment: str, seed: int, loss: float, key: float = 0.1, **fields: Any) -> str:

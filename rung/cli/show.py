@@ -132,7 +132,7 @@ def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
         if checkpoints:
             echo(f"\nto continue: rung resume {name} (from step {checkpoints[-1]})")
         else:
-            echo(f"\nnothing was saved; to start again: rung train --from {name}")
+            echo(f"\nnothing was saved; to start again: rung train --parent {name}")
 
 
 def _print_header(run: Run) -> None:
