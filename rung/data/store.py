@@ -83,7 +83,7 @@ class Store:
     def open(cls, path: Path | str, kind: str | None = None) -> Store:
         path = Path(path)
         if not (path / "manifest.json").is_file():
-            command = f"rung data RECIPE --name {_name_of(path)}"
+            command = f"rung data RECIPE --from FOLDER --name {_name_of(path)}"
             raise DataError(f"no data at {path}; prepare it with `{command}`, see `rung data --help`", code="no-data")
         manifest = _manifest_of_a_store(path)
         if manifest is None:
@@ -390,6 +390,13 @@ def place(name: str) -> Path:
     if not _OWNED.fullmatch(name) or path.exists() or path.parent == root:
         return path
     return path if path.parent.is_dir() and not (root / name).exists() else root / name
+
+
+def missing(recipe: str, name: str, key: str = "base_dataset_name", command: str = "") -> DataError:
+    """That a recipe's data is not there, and the whole command that puts it there: without --from, what is embedded."""
+    own = f"rung data {recipe}" if name == recipe else f"rung data {recipe} --from FOLDER --name {name}"
+    problem = f"no data at {place(name)}; prepare it with `{command or own}`, or name another with dataset.{key}"
+    return DataError(problem, code="no-data")
 
 
 def _name_of(path: Path) -> str:
