@@ -31,7 +31,9 @@ ALLOWED = {
     "cli": None,  # everything
     "api": None,  # everything but cli, which nobody but itself may know
     "resolve": {"config", "engine", "recipe", "recipes", "runs"},
-    "training": {"config", "engine", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress"},
+    "training": {
+        "config", "engine", "recipe", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress",
+    },  # fmt: skip
     "evaluation": {"engine", "recipe", "runs"},
     "progress": set(),
     "wandb": {"script"},

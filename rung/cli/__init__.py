@@ -31,6 +31,7 @@ GROUPS = {
     "Read": {
         "ls": "List runs: filter, sort, group over seeds, or as a tree.",
         "show": "Show one run: what it was, what happened, what to look at.",
+        "watch": "Follow a run that trains elsewhere.",
         "serve": "Show the whole lab book as a live page.",
         "report": "Write the page of a run, or of an experiment.",
         "metrics": "Write a run's metrics as CSV, JSON or Parquet.",

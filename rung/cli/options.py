@@ -28,8 +28,9 @@ class GroupWithDefault(click.Group):
 
 
 runs_option = click.option(
-    "--runs", "root", envvar="RUNG_RUNS", default=runs_folder, show_default="runs, here or in a folder above",
-    show_envvar=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the runs.",
+    "--runs", "root", envvar="RUNG_RUNS", default=runs_folder, show_envvar=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the runs; default: runs, here or in a folder above.",
 )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def command(
       torchrun --nproc-per-node 2 -m rung train piano
     """
     from rung import api
-    from rung.progress import make_display
+    from rung.progress import make_display, patience
     from rung.resolve import resolve
 
     base = None if parent is None else open_run(parent, root)
@@ -59,7 +59,8 @@ def command(
         overrides, recipe = (recipe, *overrides), None
     if recipe is None and base is None:
         raise UserError("which recipe? (`rung recipes` lists them), or --parent RUN", code="missing-recipe")
-    resolved = resolve(recipe, overrides, files, parent=base, runs=root)
+    with patience("loading torch and the recipe"):
+        resolved = resolve(recipe, overrides, files, parent=base, runs=root)
     if resolved.config.values["eval_only"]:
         from rung.cli.eval import print_results
 

@@ -263,7 +263,7 @@ def test_another_kind_of_data_or_none_is_refused(case: Case, piano_data: Path) -
         recipe_of(case, f"dataset.base_dataset_name={piano_data}").streams()
     with raises_code("no-data") as caught:
         recipe_of(case, "dataset.base_dataset_name=nothing_here").streams()
-    assert "`rung data text`" in str(caught.value)
+    assert "`rung data text --from FOLDER --name nothing_here`" in str(caught.value)
 
 
 # Samples
