@@ -33,7 +33,7 @@ ALLOWED = {
     "resolve": {"config", "engine", "recipe", "recipes", "runs"},
     "training": {
         "config", "engine", "recipe", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress",
-    },  # fmt: skip
+    },
     "evaluation": {"engine", "recipe", "runs"},
     "progress": set(),
     "wandb": {"script"},
