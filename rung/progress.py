@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SMOOTH_STEPS = 20
+LOG_S = 10.0  # between lines of progress in a log
 MOST_PARTS = 6  # of an eval that fit a line
 Baselines = Mapping[str, Mapping[str, float]]
 
@@ -321,12 +322,16 @@ def patience(text: str, after_s: float = 5.0) -> Iterator[None]:
 def reporter() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
     """Progress of work that is not training: (report(what, done, total), close())."""
     if not sys.stderr.isatty():
-        shown: set[str] = set()
+        told: dict[str, float] = {}  # when
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in shown:
-                shown.add(what)
+            if what not in told:
+                told[what] = time.monotonic()
                 print(f"{one_line(what)} ...", file=sys.stderr, flush=True)
+            elif time.monotonic() - told[what] >= LOG_S and done:
+                told[what] = time.monotonic()
+                how_far = f"{100 * done // total} %" if total else count(done)
+                print(f"{one_line(what)} ... {how_far}", file=sys.stderr, flush=True)
 
         return report, lambda: None
 

@@ -10,6 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
+from rung import progress
 from rung.progress import Curve, LiveDisplay, patience
 
 ROW = {
@@ -93,3 +94,14 @@ def test_a_log_hears_it_only_where_it_takes_long(monkeypatch: pytest.MonkeyPatch
         while not out.getvalue():
             time.sleep(0.001)
     assert out.getvalue() == "building the model\n"
+
+
+def test_a_log_hears_how_far_long_work_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", out := io.StringIO())
+    report, close = progress.reporter()
+    report("tokenising", 0, 50)
+    report("tokenising", 10, 50)
+    monkeypatch.setattr(progress, "LOG_S", 0.0)
+    report("tokenising", 20, 50)
+    close()
+    assert out.getvalue().splitlines() == ["tokenising ...", "tokenising ... 40 %"]
