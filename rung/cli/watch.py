@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,14 @@ NUM_EVALS = 5  # of the past that are shown again
 def command(run: str, root: Path) -> None:
     """Follow RUN until it ends: steps, evals, findings. Ctrl-C ends the watching, not the run.
 
-    Of a run that has ended it says so, with its curve.
+    Of a run that has ended it says so, with its curve. The exit code is 0 after a run that finished and 1 after one
+    that was stopped, crashed, diverged or vanished, for a command that should hear of it.
 
     \b
     Examples:
       rung watch piano/7
       rung watch piano
+      rung watch piano/7 || echo "piano/7 needs you"
     """
     from rung.progress import Curve, make_display
     from rung.runs.metrics import number_of
@@ -79,6 +82,8 @@ def command(run: str, root: Path) -> None:
     if best := found.best:
         echo(f"best {one_line(best.get('set'))} loss {loss_text(best.get('loss'))} at step {best.get('step')}")
     echo(f"look at it with `rung show {ref(found.path, found.id)}`")
+    if found.status != "finished":
+        sys.exit(1)
 
 
 def _num_steps(run: Run) -> int | None:

@@ -13,11 +13,13 @@ from rung.runs.record import Record, append_event, read_document
 from tests.compare.arms import make
 
 
-def watched(ref: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def watched(
+    ref: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 0
+) -> str:
     monkeypatch.setattr(sys, "argv", ["rung", "watch", ref, "--runs", str(root)])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 0
+    assert ended.value.code == code
     return capsys.readouterr().out
 
 
@@ -31,6 +33,8 @@ def test_a_run_that_has_ended_says_so(
     assert "bach/1 is finished, at step 100" in lines
     assert max(map(len, lines[1:-1])) <= 80
     assert any("\u28ff" >= sign > "\u2800" for sign in lines[2])  # the curve
+    make(tmp_path / "runs", experiment="chopin", status="crashed", losses=())
+    assert "chopin/1 is crashed" in watched("chopin", tmp_path / "runs", monkeypatch, capsys, code=1)
 
 
 def test_a_run_is_followed_until_it_ends(
