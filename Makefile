@@ -11,6 +11,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PAGE := rung/web/static/sources.sha256
 PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f -print)
@@ -22,7 +23,7 @@ GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-x
 
 .PHONY: run test transcripts test-doctor test-fuzz test-slurm test-gpu gpu-carry lint bench page clean
 
-run: $(INSTALLED) $(PAGE)
+run: $(RUNNABLE) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
@@ -66,14 +67,21 @@ page: $(PAGE)
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis rung/web/static rung/web/page/node_modules
 
-# torch first and through the constraints file: an open range would bring several GB of CUDA packages.
-$(INSTALLED): pyproject.toml constraints.txt
+# What running needs. torch first and through the constraints file: an open range would bring several GB of CUDA
+# packages. Not quiet: it takes a while, and one should see at what.
+$(RUNNABLE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"rung needs Python 3.11 or 3.12, $(PYTHON) is {sys.version.split()[0]}; set PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
+	@echo "installing torch and what rung needs into $(VENV)"
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[start]'
+	touch $(RUNNABLE)
+
+# What working on rung needs besides.
+$(INSTALLED): $(RUNNABLE)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $(INSTALLED)
 
 # An install builds the pages (hatch_build.py), with a node of its own where there is none, and only what is not built.
-$(PAGE): $(PAGE_SOURCES) | $(INSTALLED)
+$(PAGE): $(PAGE_SOURCES) | $(RUNNABLE)
 	$(BIN)/pip install -q --no-deps -e .

@@ -270,7 +270,7 @@ def lab_commands() -> Iterator[Iterator[tuple[str, str]]]:
 
 def main_chain() -> Iterator[tuple[str, str]]:
     yield "rung", f"train text {LAB} --why baseline --tag base"  # text/1
-    yield "rung", "train --from text/1 optimizer.grad_clip=0.1 --why smaller"  # text/2
+    yield "rung", "train --parent text/1 optimizer.grad_clip=0.1 --why smaller"  # text/2
     yield "rung", f"train text {LAB} seed=7 model.n_embd=32 --tag wide"  # text/3: two changes
     yield "rung", "ab text/1 optimizer.grad_clip=0.01 --seeds 2 --experiment pair --why small"
     yield "rung", "sweep sweep.yaml"

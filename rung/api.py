@@ -178,7 +178,7 @@ def resume(
     steps = saves.steps()
     if not steps:
         raise RunError(
-            f"{found.id} has no save to resume from; start again with `rung train --from {found.id}`",
+            f"{found.id} has no save to resume from; start again with `rung train --parent {found.id}`",
             code="no-checkpoint",
         )
     step = steps[-1] if at is None else at
@@ -194,7 +194,7 @@ def resume(
         why = found.document.get("reason") or f"optimizer.max_iters={budget} was reached"
         raise RunError(
             f"{found.id} is finished: {why} at step {step}; another budget is "
-            f"another run: `rung train --from {found.id} init_from={found.id} optimizer.max_iters=...`",
+            f"another run: `rung train --parent {found.id} init_from={found.id} optimizer.max_iters=...`",
             code="wrong-state",
         )
     setup = build(resolved.config, resolved.recipe_class, root, is_new=False)

@@ -162,10 +162,17 @@ class Schema:
             else:
                 last = name.rpartition(".")[2]
                 by_last = {known.rpartition(".")[2]: known for known in reversed(self.keys)}
-                near = difflib.get_close_matches(name, list(self.keys), n=1, cutoff=0.7)
+                is_file = source.startswith(("file", "preset"))
+                inner = next(iter(value), "") if isinstance(value, Mapping) else None
+                groups = self.sections if inner is not None else ()
+                near = [
+                    f"{one}:" if is_file else f"{one}.{inner}"
+                    for one in difflib.get_close_matches(name, groups, n=1, cutoff=0.7)
+                ]
+                near += difflib.get_close_matches(name, list(self.keys), n=1, cutoff=0.7)
                 near += [by_last[m] for m in difflib.get_close_matches(last, list(by_last), n=1, cutoff=0.7)]
                 hint = f"; did you mean {near[0]}?" if near else ""
-                where = f" (in {source})" if source.startswith(("file", "preset")) else ""
+                where = f" (in {source})" if is_file else ""
                 wrong.append(f"{name} is not a key{where}{hint} ({self.help_verb} lists all keys)")
 
 

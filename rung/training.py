@@ -6,16 +6,20 @@ run ends is a status of the run that is returned; only what nobody intended is r
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rung.config import differences
 from rung.errors import RecipeError, UserError
+from rung.lab import runs_folder
 from rung.progress import Display, MakeDisplay, Silent, reporter
+from rung.recipe import Plays, Recipe
 from rung.runs.failure import failure_of
 from rung.runs.query import Run, ref
 from rung.runs.record import read_document
@@ -225,6 +229,21 @@ def train_to_end(
     return run
 
 
+def next_commands(setup: Setup, record: Record, name: str) -> list[str]:
+    """What one may want to see next; each works for this recipe, with what is installed."""
+    recipe, has_web = type(setup.recipe), find_spec("starlette") is not None and find_spec("uvicorn") is not None
+    commands = []
+    if any((record.path / "checkpoints").glob("[0-9]*")):
+        if has_web and issubclass(recipe, Plays):
+            commands.append(f"rung play {name}")
+        if recipe.sample is not Recipe.sample:
+            commands.append(f"rung sample {name}")
+    commands.append(f"rung report {name}")
+    root = record.path.parents[1]
+    place = "" if root.resolve() == runs_folder().resolve() else f" --runs {shlex.quote(str(root))}"
+    return [*commands, f"rung serve{place}"] if has_web else commands
+
+
 def closing(setup: Setup, record: Record, outcome: Outcome) -> list[str]:
     """The run's id, its best eval loss, and the paths to look at."""
     from rung.engine.checkpoint import Checkpoints
@@ -245,6 +264,8 @@ def closing(setup: Setup, record: Record, outcome: Outcome) -> list[str]:
     if samples:
         lines += [f"look at {sample}" for sample in samples if sample.parent == samples[-1].parent]
     lines.append(f"look at {path}, or `rung show {name}`")
+    if outcome.status in ("finished", "stopped"):
+        lines.append("next: " + ", ".join(f"`{command}`" for command in next_commands(setup, record, name)))
     saves = Checkpoints(record.path / "checkpoints").steps()
     if outcome.status == "stopped":
         remedy = f"continue with `rung resume {name}` (saved at step {saves[-1]})"

@@ -239,6 +239,12 @@ def test_an_unknown_key_of_a_file_names_the_file() -> None:
         SCHEMA.resolve([Layer("file my.yaml", {"lr": {"foo": 1}})])
     assert "lr.foo" in str(error.value)
     assert "file my.yaml" in str(error.value)
+    with raises_code("no-key") as error:
+        SCHEMA.resolve([Layer("file my.yaml", {"modell": {"widths": [1]}})])
+    assert "did you mean model:?" in str(error.value)
+    with raises_code("no-key") as error:
+        SCHEMA.resolve([Layer("command line", {"modell": {"widths": [1]}})])
+    assert "did you mean model.widths?" in str(error.value)
 
 
 @pytest.mark.parametrize(

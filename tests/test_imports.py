@@ -23,6 +23,7 @@ LEAVES = {
     "random",
     "report",
     "advice",
+    "lab",
 }  # what everybody may use, and what uses nobody
 
 # part -> the parts it may import besides itself and the leaves; imports inside functions count
@@ -30,7 +31,9 @@ ALLOWED = {
     "cli": None,  # everything
     "api": None,  # everything but cli, which nobody but itself may know
     "resolve": {"config", "engine", "recipe", "recipes", "runs"},
-    "training": {"config", "engine", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress"},
+    "training": {
+        "config", "engine", "recipe", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress",
+    },
     "evaluation": {"engine", "recipe", "runs"},
     "progress": set(),
     "wandb": {"script"},

@@ -121,7 +121,7 @@ def lab(piano_data: Path) -> Iterator[Path]:
         Path("tiny.yaml").write_text(TINY)
         Path("lr.yaml").write_text(SWEEP)
         call("rung train piano -c tiny.yaml optimizer.max_iters=8 --why 'a first look' --no-check")
-        call("rung train --from piano/1 lr.learning_rate=1e25 lr.warmup_iters=0 --why 'too much?' --no-check")
+        call("rung train --parent piano/1 lr.learning_rate=1e25 lr.warmup_iters=0 --why 'too much?' --no-check")
         runs = Path("runs").absolute()
 
         def write(experiment: str, seed: int, loss: float, key: float = 0.1, **fields: Any) -> str:
@@ -179,12 +179,30 @@ def test_a_verb_prints_its_transcript(verb: str, folder: Path, monkeypatch: pyte
 
 
 READING = (
-    "rung ls", "rung ls --changed", "rung ls --tree", "rung ls --group", "rung show bach/1", "rung show piano/2 --all",
-    "rung diff bach/1 bach/2", "rung diff piano/1 piano/2", "rung doctor piano/2",
-    "rung ab --judge bach/1 bach/3 bach/5 -- bach/2 bach/4 bach/6", "rung du", "rung recipes", "rung config piano",
-    "rung sweep show lr", "rung sweep ls",
+    "rung ls", "rung ls --changed", "rung ls --tree", "rung ls --group",
+    "rung ls --columns status,best,min:loss,seed,age",
+    "rung show bach/1", "rung show piano/1", "rung show piano/2 --all", "rung diff bach/1 bach/2",
+    "rung diff piano/1 piano/2", "rung doctor piano/2", "rung check piano -c tiny.yaml --quick", "rung replay piano/2",
+    "rung replay piano/1@5", "rung ab --judge bach/1 bach/3 bach/5 -- bach/2 bach/4 bach/6", "rung du", "rung recipes",
+    "rung config piano", "rung sweep show lr", "rung sweep ls", "rung sql", "rung sql 'select * from runs'",
+    "rung data show piano", "rung eval piano/1", "rung pin piano/1", "rung tag", "rung note bach/1",
+    "rung verdict bach/2", "rung gc",
 )  # fmt: skip
-NAMED = {"rung ls": ("bach/1", "bach/6", "crashed"), "rung ls --changed": ("bach/1", "piano/1", "crashed", "loss")}
+RUNS = ("bach/1", "bach/6", "chopin/1", "lr/4", "piano/2")
+NAMED = {  # what names a row, and what came of it
+    "rung ls": (*RUNS, "crashed", "loss"),
+    "rung ls --changed": (*RUNS, "crashed", "loss", "lr.learning_rate"),
+    "rung ls --tree": (*RUNS, "crashed"),
+    "rung ls --group": ("bach/1,3,5", "bach/2,4,6", "chopin/1", "lr/1,2,3,4", "piano/2", "crashed", "best"),
+    "rung ls --columns status,best,min:loss,seed,age": (*RUNS, "crashed", "best"),
+    "rung du": (*RUNS, "total"),
+    "rung diff piano/1 piano/2": ("piano/1", "piano/2", "lr.learning_rate", "lr.warmup_iters", "factor"),
+    "rung check piano -c tiny.yaml --quick": ("schedule", "pass", "skip"),
+    "rung replay piano/2": ("piano/2", "OPTIMIZER", "blocks.0.norm1"),
+    "rung recipes": ("music", "piano", "speech", "text", "world", "tiny"),
+    "rung sweep show lr": ("lr/1", "lr/4", "0.002", "finished"),
+    "rung sql 'select * from runs'": ("id", *RUNS, "crashed"),
+}
 TO_COPY = ("rung ", "to continue: rung ")  # a command stays in one piece
 
 

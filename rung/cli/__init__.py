@@ -19,41 +19,57 @@ from rung import __version__
 from rung.errors import UserError
 from rung.text import echo, error_text, write
 
-VERBS = {
-    "data": "Prepare, describe or verify a data set.",
-    "check": "Look for mistakes before training: data, loss, schedule, memory.",
-    "train": "Train a recipe; every run is recorded.",
-    "resume": "Resume a run that was stopped or killed.",
-    "eval": "Evaluate a run on its eval sets.",
-    "sample": "Make samples from a run.",
-    "play": "Walk in a learned world.",
-    "ls": "List runs: filter, sort, group over seeds, or as a tree.",
-    "show": "Show one run: what it was, what happened, what to look at.",
-    "diff": "Say what differs between two runs, and whether that was one change.",
-    "ab": "Try one change with paired seeds, or judge runs that exist.",
-    "sweep": "Train every point of a grid, a list or a search, here or on a cluster.",
-    "note": "Write a dated note beside a run.",
-    "verdict": "Say what became of a run's hypothesis.",
-    "serve": "Show the whole lab book as a live page.",
-    "report": "Write the page of a run, or of an experiment.",
-    "doctor": "Say why a run is sick, with evidence and what to try.",
-    "replay": "Run one step again: find where a NaN came from.",
-    "metrics": "Write a run's metrics as CSV, JSON or Parquet.",
-    "sql": "Ask all runs a question in SQL.",
-    "export": "Write a run's model for other programs.",
-    "import": "Import runs of wandb, TensorBoard or trackio.",
-    "mirror": "Show a run in wandb or TensorBoard.",
-    "tag": "Put tags on runs, or take them off.",
-    "pin": "Keep a checkpoint for good.",
-    "mv": "Rename an experiment, or move runs to another.",
-    "rm": "Put runs into the trash, or take them out again.",
-    "gc": "Empty the trash, and clear what no run needs.",
-    "du": "Say how much disk each run takes.",
-    "push": "Send data, runs and checkpoints to object storage.",
-    "pull": "Download data, runs and checkpoints from object storage.",
-    "config": "Print the keys of a recipe with their values, sources and meaning.",
-    "recipes": "List the recipes and their presets.",
+GROUPS = {
+    "Train": {
+        "recipes": "List the recipes and their presets.",
+        "config": "Print the keys of a recipe with their values, sources and meaning.",
+        "data": "Prepare, describe or verify a data set.",
+        "check": "Look for mistakes before training: data, loss, schedule, memory.",
+        "train": "Train a recipe; every run is recorded.",
+        "resume": "Resume a run that was stopped or killed.",
+    },
+    "Read": {
+        "ls": "List runs: filter, sort, group over seeds, or as a tree.",
+        "show": "Show one run: what it was, what happened, what to look at.",
+        "watch": "Follow a run that trains elsewhere.",
+        "serve": "Show the whole lab book as a live page.",
+        "report": "Write the page of a run, or of an experiment.",
+        "metrics": "Write a run's metrics as CSV, JSON or Parquet.",
+        "sql": "Ask all runs a question in SQL.",
+    },
+    "Use what was learned": {
+        "sample": "Make samples from a run.",
+        "play": "Walk in a learned world.",
+        "eval": "Evaluate a run on its eval sets.",
+        "export": "Write a run's model for other programs.",
+    },
+    "Compare": {
+        "diff": "Say what differs between two runs, and whether that was one change.",
+        "ab": "Try one change with paired seeds, or judge runs that exist.",
+        "sweep": "Train every point of a grid, a list or a search.",
+    },
+    "When something is wrong": {
+        "doctor": "Say why a run is sick, with evidence and what to try.",
+        "replay": "Run one step again: find where a NaN came from.",
+    },
+    "Write in the book": {
+        "note": "Write a dated note beside a run.",
+        "verdict": "Say what became of a run's hypothesis.",
+        "tag": "Put tags on runs, or take them off.",
+        "pin": "Keep a checkpoint for good.",
+    },
+    "Keep and move": {
+        "mv": "Rename an experiment, or move runs to another.",
+        "rm": "Put runs into the trash, or take them out again.",
+        "gc": "Empty the trash, and clear what no run needs.",
+        "du": "Say how much disk each run takes.",
+        "push": "Send data, runs and checkpoints to object storage.",
+        "pull": "Download data, runs and checkpoints from object storage.",
+        "import": "Import runs of wandb, TensorBoard or trackio.",
+        "mirror": "Show a run in wandb or TensorBoard.",
+    },
 }
+VERBS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
 _FILES = {"import": "import_"}  # a word that Python keeps for itself
@@ -69,6 +85,10 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"rung.cli.{_FILES.get(name, name)}").command
+        if "_RUNG_COMPLETE" in os.environ:
+            from rung.cli.words import complete
+
+            complete(command)
         return command
 
     def resolve_command(
@@ -81,8 +101,10 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        widest = max(map(len, VERBS))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), about) for name, about in verbs.items()])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -109,10 +131,14 @@ def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_traceback
+    if "_RUNG_COMPLETE" in os.environ:
+        from rung.cli.words import use_our_shells
+
+        use_our_shells()
     try:
         code = cli.main(prog_name="rung", standalone_mode=False)
     except SystemExit as error:
-        if error.code in (0, None) and (place := _place_outside_rung(error)):
+        if "_RUNG_COMPLETE" not in os.environ and error.code in (0, None) and (place := _place_outside_rung(error)):
             echo(f"rung: {place} called sys.exit({error.code or 0}) before the verb was done [exited]", err=True)
             sys.exit(2)
         raise
@@ -124,6 +150,11 @@ def main() -> None:
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.NoSuchOption as error:
+        from rung.cli.words import explain
+
+        echo(f"rung: {explain(error, sys.argv[1:])} [usage]", err=True)
         sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)

@@ -91,7 +91,7 @@ A run has one tree of keys. Some are the engine's and the same for every recipe,
 group such as `data` may hold both. `rung config RECIPE` prints the tree as it would be used.
 
 **Layers.** Defaults, then a preset (`preset=small`; without one, `tiny`), then YAML files (`-c my.yaml`, in order),
-then `key=value` words. Later ones win, key by key. `rung train --from RUN` puts what that run had set in the preset's
+then `key=value` words. Later ones win, key by key. `rung train --parent RUN` puts what that run had set in the preset's
 place. A mistake anywhere (an unknown key, a wrong type, a value out of range, keys that contradict each other) ends
 the command with exit code 2 before anything starts, and all mistakes are listed at once.
 

@@ -14,6 +14,7 @@ from rung.data.store import Store, note_command, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
 from rung.recipe import Prepares, Reports
+from rung.report.table import hanging
 from rung.resolve import resolve
 from rung.text import echo, echo_json
 from rung.units import size
@@ -161,7 +162,8 @@ def show(name: str, as_json: bool) -> None:
     for split, number in store.manifest["splits"].items():
         echo(f"  {split}: {number} records, {int(store.lengths[store.split(split)].sum())} rows")
     if "summary" in store.info:
-        echo(store.info["summary"])
+        for line in str(store.info["summary"]).splitlines():
+            echo(hanging(line))
 
 
 @command.command()

@@ -166,9 +166,12 @@ def _print_groups(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> N
 
     rows = []
     for group in groups:
-        ids = [*group["runs"][:1], *(ref.rpartition("/")[2] for ref in group["runs"][1:])]
+        numbers: dict[str, list[str]] = {}  # each experiment is named once
+        for ref in group["runs"]:
+            numbers.setdefault(ref.rpartition("/")[0], []).append(ref.rpartition("/")[2])
+        ids = [f"{name}/{','.join(found)}" for name, found in numbers.items()]
         rows.append([
-            ",".join(ids), str(group["n"]), " ".join(dict.fromkeys(group["statuses"])),
+            " ".join(ids), str(group["n"]), " ".join(dict.fromkeys(group["statuses"])),
             *(spread(group[name], group["n"]) for name in names), one_line(group["why"] or ""),
         ])  # fmt: skip
     print_table(["runs", "n", "status", *names, "why"], rows, [1, *range(3, 3 + len(names))], keep=range(4))

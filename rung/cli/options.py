@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rung.lab import runs_folder
 from rung.runs.files import to_json
 from rung.text import echo_json
 
@@ -27,8 +28,9 @@ class GroupWithDefault(click.Group):
 
 
 runs_option = click.option(
-    "--runs", "root", envvar="RUNG_RUNS", default="runs", show_default=True, show_envvar=True,
-    type=click.Path(path_type=Path, file_okay=False), help="Folder of the runs.",
+    "--runs", "root", envvar="RUNG_RUNS", default=runs_folder, show_envvar=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the runs; default: runs, here or in a folder above.",
 )  # fmt: skip
 
 

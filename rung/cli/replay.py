@@ -9,6 +9,7 @@ import click
 
 from rung.cli.options import json_option, print_json, runs_option, trust_option
 from rung.errors import RunError
+from rung.report.table import hanging
 from rung.text import echo
 
 
@@ -78,4 +79,6 @@ def command(run: str, is_debug: bool, build: str | None, as_json: bool, root: Pa
     if as_json:
         print_json(plain)
     else:
-        echo("\n".join([f"{found.id}  {lines[0]}", *lines[1:]]))
+        echo(f"{found.id}  {lines[0]}")
+        for line in lines[1:]:
+            echo(line if line.strip() == plain.get("command") else hanging(line))  # a command stays in one piece

@@ -27,7 +27,7 @@ def command(
 
     The config is the one the save was made with, even where a default has changed since. Only keys that do not change
     what is learned can be given: where it runs, how often it saves and evaluates, how a step's rows are cut into
-    micros. For anything else start a new run: rung train --from.
+    micros. For anything else start a new run: rung train --parent.
 
     \b
     Examples:

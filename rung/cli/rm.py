@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 
 from rung.cli.options import json_option, print_json, runs_option
 from rung.errors import RunError, UserError
+from rung.lab import runs_folder
 from rung.report.table import print_table
 from rung.runs.maintenance.disk import bytes_below
 from rung.runs.maintenance.selection import folder_at, select
@@ -99,6 +99,6 @@ def command(
         echo(f"{name} {'would go to' if dry_run else 'is in'} the trash")
     for home in dict.fromkeys(folder.root for folder in folders) if not dry_run else ():
         names = [folder.id for folder in folders if folder.root == home]
-        usual = Path(os.environ.get("RUNG_RUNS", "runs"))
+        usual = runs_folder()
         where = "" if home.resolve() == usual.resolve() else f" --runs {shlex.quote(str(home))}"
         echo(f"to undo: rung rm --undo {' '.join(names) if len(names) <= 8 else ''}".rstrip() + where)

@@ -99,7 +99,7 @@ def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
             texts = [f"{one_line(name)} {one['loss']:.4f} ± {one.get('se') or 0:.4f}" for name, one in sets.items()]
         except (OSError, ValueError, KeyError, TypeError, RunError):
             texts = ["cannot be read"]
-        echo(f"  {one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}")
+        echo(paragraph(f"{one_line(event.get('weights'))}: {', '.join(texts)}  {printable(str(file))}", "  ", "    "))
 
     _print_metrics(found, has_all)
 
@@ -110,7 +110,7 @@ def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
     for path in samples[-_NUM_SAMPLES:]:
         name = path.relative_to(found.path).as_posix()
         first = (str(captions.get(name) or "").splitlines() or [""])[0]
-        echo(f"  {printable(name)}  {one_line(first)}".rstrip())
+        echo(paragraph(f"{printable(name)}  {one_line(first)}".rstrip(), "  ", "    "))
     if checkpoints:
         pinned = {str(step) for step in found.pinned()}
         names = [f"{name} (pinned)" if name.lstrip("0") in pinned or name in pinned else name for name in checkpoints]
@@ -132,7 +132,7 @@ def command(run: str, root: Path, has_all: bool, as_json: bool) -> None:
         if checkpoints:
             echo(f"\nto continue: rung resume {name} (from step {checkpoints[-1]})")
         else:
-            echo(f"\nnothing was saved; to start again: rung train --from {name}")
+            echo(f"\nnothing was saved; to start again: rung train --parent {name}")
 
 
 def _print_header(run: Run) -> None:

@@ -13,7 +13,7 @@ import click
 from rung.cli.options import print_json, runs_option
 from rung.cli.show import is_number, number
 from rung.errors import RunError
-from rung.report.table import print_table
+from rung.report.table import hanging, print_table
 from rung.runs.query import list_runs
 from rung.text import echo, write
 
@@ -63,7 +63,7 @@ def command(query: str | None, as_csv: bool, as_json: bool, root: Path) -> None:
         for name, columns in tables.items():
             names = list(columns)
             more = f" ... {len(names)} columns in all" if len(names) > _NUM_METRICS and name == "metrics" else ""
-            echo(f"{name:<10} {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}")
+            echo(hanging(f"{name:<9}  {' '.join(map(number, names[: _NUM_METRICS if more else None]))}{more}"))
         echo("\nexamples")
         for example in _EXAMPLES:
             echo(f'  rung sql "{example}"' if '"' not in example else f"  rung sql '{example}'")

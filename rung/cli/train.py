@@ -18,7 +18,7 @@ from rung.runs.query import Run, open_run
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[preset=NAME] [KEY=VALUE]...")
 @config_option
-@click.option("--from", "parent", help="Start from the config of this run; what you add is the change.")
+@click.option("--parent", "parent", help="Start from the config of this run; what you add is the change.")
 @click.option("--why", help="What this run is to find out; kept with it.")
 @click.option("--experiment", help="The series to file the run under; default: the parent's, else the recipe's name.")
 @click.option("--tag", "tags", multiple=True, help="A word to find the run by; may be repeated.")
@@ -43,7 +43,7 @@ def command(
     Examples:
       rung train piano
       rung train piano preset=small optimizer.max_iters=2000 --why "does it fit in an evening?"
-      rung train --from piano/6 optimizer.grad_clip=0.5 --why "norm sits at 1.0 from step 300"
+      rung train --parent piano/6 optimizer.grad_clip=0.5 --why "norm sits at 1.0 from step 300"
       rung train piano init_from=piano/6 lr.learning_rate=1e-4
       rung train piano eval_only=true init_from=piano/6
       rung train piano --mirror tensorboard
@@ -51,15 +51,16 @@ def command(
       torchrun --nproc-per-node 2 -m rung train piano
     """
     from rung import api
-    from rung.progress import make_display
+    from rung.progress import make_display, patience
     from rung.resolve import resolve
 
     base = None if parent is None else open_run(parent, root)
     if base is not None and recipe is not None and "=" in recipe:
         overrides, recipe = (recipe, *overrides), None
     if recipe is None and base is None:
-        raise UserError("which recipe? (`rung recipes` lists them), or --from RUN", code="missing-recipe")
-    resolved = resolve(recipe, overrides, files, parent=base, runs=root)
+        raise UserError("which recipe? (`rung recipes` lists them), or --parent RUN", code="missing-recipe")
+    with patience("loading torch and the recipe"):
+        resolved = resolve(recipe, overrides, files, parent=base, runs=root)
     if resolved.config.values["eval_only"]:
         from rung.cli.eval import print_results
 

@@ -100,7 +100,7 @@ class Trial:
         for cell in cells:
             if cell.run is None and not self.can_train(cell.arm):
                 continue
-            words = ("--from", str(self.base.path.absolute()), f"seed={cell.seed}", *cell.arm.overrides)
+            words = ("--parent", str(self.base.path.absolute()), f"seed={cell.seed}", *cell.arm.overrides)
             run = None
             if cell.run is not None and _point_of(cell.run) != cell.key:  # one that was made elsewhere
                 path = cell.run.path.absolute()
@@ -197,7 +197,7 @@ def refuse_other_horizon(base: Run, control: Resolved, variant: Resolved) -> Non
         if budgets[0] == budgets[1]:
             remedy = (
                 "give the budget in tokens, so that both arms see as many: train a new base with "
-                f"`rung train --from {ref(base.path, base.id)} optimizer.max_iters='{targets_a:.0f} tokens'`"
+                f"`rung train --parent {ref(base.path, base.id)} optimizer.max_iters='{targets_a:.0f} tokens'`"
             )
         else:
             remedy = "a longer run is not compared with a shorter one: leave optimizer.max_iters alone"

@@ -31,6 +31,7 @@ import numpy as np
 from rung import parse
 from rung.errors import DataError
 from rung.files import sha256, sync, write_whole
+from rung.lab import data_folder
 from rung.text import one_line
 
 SCHEMA = 2
@@ -82,7 +83,7 @@ class Store:
     def open(cls, path: Path | str, kind: str | None = None) -> Store:
         path = Path(path)
         if not (path / "manifest.json").is_file():
-            command = f"rung data RECIPE --name {_name_of(path)}"
+            command = f"rung data RECIPE --from FOLDER --name {_name_of(path)}"
             raise DataError(f"no data at {path}; prepare it with `{command}`, see `rung data --help`", code="no-data")
         manifest = _manifest_of_a_store(path)
         if manifest is None:
@@ -378,12 +379,12 @@ def commands_of(recipe: str, config: Any) -> Iterator[list[str]]:
 
 
 def place(name: str) -> Path:
-    """Where a data set of this name lies: a path as it is, a plain name under $RUNG_DATA or ./data.
+    """Where a data set of this name lies: a path as it is, a plain name under $RUNG_DATA or data/ of the lab.
 
     A name such as epr-labs/maestro, as sets are called on a hub, lies there too, unless it is a path from here: one
     that exists, one into a folder that exists, or one into the data folder itself.
     """
-    path, root = Path(name), _root()
+    path, root = Path(name), data_folder()
     if len(path.parts) == 1 and not path.is_absolute():
         return root / name
     if not _OWNED.fullmatch(name) or path.exists() or path.parent == root:
@@ -391,13 +392,16 @@ def place(name: str) -> Path:
     return path if path.parent.is_dir() and not (root / name).exists() else root / name
 
 
-def _root() -> Path:
-    return Path(os.environ.get("RUNG_DATA", "data"))
+def missing(recipe: str, name: str, key: str = "base_dataset_name", command: str = "") -> DataError:
+    """That a recipe's data is not there, and the whole command that puts it there: without --from, what is embedded."""
+    own = f"rung data {recipe}" if name == recipe else f"rung data {recipe} --from FOLDER --name {name}"
+    problem = f"no data at {place(name)}; prepare it with `{command or own}`, or name another with dataset.{key}"
+    return DataError(problem, code="no-data")
 
 
 def _name_of(path: Path) -> str:
     """What `place` finds it by."""
-    return path.relative_to(_root()).as_posix() if path.is_relative_to(_root()) else str(path)
+    return path.relative_to(data_folder()).as_posix() if path.is_relative_to(data_folder()) else str(path)
 
 
 def _damaged(path: Path, kind: str, problem: str) -> DataError:

@@ -210,7 +210,8 @@ class Subwords(Tokenizer):
         self.start = [id_ for id_ in self._inner.encode("", add_special_tokens=True).ids if id_ != self.end]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        # On all cores, in threads of the package's own; without places in the text, which took a third of the time.
+        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in found]
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:

@@ -40,7 +40,7 @@ class Finding:
         if not self.changes:
             return ""
         keys = (f"{key}={v:g}" if isinstance(v, float) else f"{key}={v}" for key, v in self.changes.items())
-        return f'rung train --from {run} {" ".join(keys)} --why "{self.rule}: {self.title.lower()}"'
+        return f'rung train --parent {run} {" ".join(keys)} --why "{self.rule}: {self.title.lower()}"'
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,6 +19,7 @@ from rung.engine.build import Setup
 from rung.engine.checkpoint import Checkpoints
 from rung.engine.clock import Clock
 from rung.engine.flops import row_shapes
+from rung.engine.gpu import gpu_state
 from rung.engine.guarded import Row
 from rung.engine.prefetch import Micro
 from rung.engine.probes import probe
@@ -287,7 +288,7 @@ class Coverage:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Megabytes in use: of the process, and of the GPU."""
+    """Megabytes in use, of the process and of the GPU; and how busy and how warm that is."""
     found = {}
     try:
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
@@ -297,4 +298,5 @@ def memory(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         found["memory_mb"] = torch.cuda.memory_allocated(device) / 2**20
         found["reserved_mb"] = torch.cuda.memory_reserved(device) / 2**20
+        found |= gpu_state(device)
     return found

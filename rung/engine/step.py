@@ -25,7 +25,8 @@ from rung.recipe import Loss, Part
 # What the engine itself writes into a row; a part of that name would hide it.
 TAKEN = {"loss", "norm", "norm_clipped", "scale", "skipped", "diverged", "lr", "mfu", "targets", "step", "unix_s",
          "step_s", "copy_s", "targets_min", "bad_micro", "norm_first", "rows_first", "follows", "fresh", "batch_hash",
-         "memory_mb", "reserved_mb", "rss_mb", *(f"{phase}_s" for phase in PHASES)}  # fmt: skip
+         "memory_mb", "reserved_mb", "rss_mb", "gpu_load_ratio", "gpu_temperature_c",
+         *(f"{phase}_s" for phase in PHASES)}  # fmt: skip
 
 
 class Sums:

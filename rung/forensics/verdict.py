@@ -100,7 +100,7 @@ class Verdict:
         if not self.changes:
             return ""
         words = " ".join(f"{key}={value}" for key, value in self.changes.items())
-        return f'rung train --from {run} {words} --why "step {self.step}: {self.origin.lower()}"'
+        return f'rung train --parent {run} {words} --why "step {self.step}: {self.origin.lower()}"'
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -60,6 +61,14 @@ def paragraph(text: str, first: str = "", rest: str = "  ") -> str:
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
+
+
+def hanging(line: str) -> str:
+    """A line such as `  evidence  what was seen` in lines that fit, the others below what was seen."""
+    first = re.match(r" *(?:\S+ {2,})?", line)
+    assert first is not None
+    lead = first[0]
+    return paragraph(line[len(lead) :], lead, " " * max(2, len(lead)))
 
 
 def value_text(value: Any) -> str:

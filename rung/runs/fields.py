@@ -212,10 +212,11 @@ def sort_runs(runs: Sequence[Run], name: str, reverse: bool = False) -> list[Run
 
 
 def changed_keys(runs: Sequence[Run]) -> list[str]:
-    """Config keys whose values are not the same in all of these runs."""
+    """Config keys whose values are not the same in all of these runs; last those that only tell recipes apart."""
     configs = [config_of(run) for run in runs]
     keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    changed = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    return sorted(changed, key=lambda key: len({repr(config[key]) for config in configs if key in config}) < 2)
 
 
 def code_of(run: Run) -> str | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rung import parse
 from rung.errors import CheckpointError, RunError
+from rung.lab import runs_folder
 from rung.runs.columns import Arrays, Progress, Summary, read_arrays, read_lists, read_series, summaries, unread_bytes
 from rung.runs.files import from_json, plain, read_json, read_lines, reason, to_json
 from rung.runs.metrics import Faults, last_row, read_columns
@@ -309,8 +310,8 @@ class Run:
 
 
 def root_of(root: Path | str | None = None) -> Path:
-    """The runs folder: as given, else $RUNG_RUNS, else ./runs."""
-    return Path(root if root is not None else os.environ.get("RUNG_RUNS") or "runs")
+    """The runs folder: as given, else $RUNG_RUNS, else runs/ of the lab."""
+    return Path(root) if root is not None else runs_folder()
 
 
 def open_run(ref: str | Path, root: Path) -> Run:
@@ -362,7 +363,7 @@ def open_run(ref: str | Path, root: Path) -> Run:
 
 def ref(path: Path, run_id: str) -> str:
     """How to name a run on the command line from here: its id where that finds it, else its path."""
-    usual = Path(os.environ.get("RUNG_RUNS", "runs")) / run_id
+    usual = runs_folder() / run_id
     return run_id if usual.exists() and usual.samefile(path) else shlex.quote(str(path))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import UserError
+from rung.lab import runs_folder
 from rung.runs.executed import Executed, is_of_python
 from rung.runs.failure import failure_here
 from rung.runs.query import Run, open_run
@@ -94,7 +95,7 @@ def init(
     if seed is None:  # what the configuration says, else what torch was seeded with; None where nobody has set one
         named = (value for key, value in dotted(tree) if key.rpartition(".")[2] in ("seed", "random_seed"))
         seed = said if isinstance(said := next(named, None), int) else torch_seed()
-    root = Path(folder or os.environ.get("RUNG_RUNS") or "runs").expanduser()
+    root = (Path(folder) if folder else runs_folder()).expanduser()
     parent = getattr(parent, "id", parent) or None
     record = Record.create(
         root,

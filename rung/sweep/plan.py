@@ -221,7 +221,7 @@ def _are_overrides(words: Sequence[str]) -> bool:
     """Whether words are key=value, or options that a plan gives: a config file, the base and the tag of an A/B."""
     rest = iter(words)
     for word in rest:
-        if word in ("-c", "--from", "--tag"):
+        if word in ("-c", "--parent", "--from", "--tag"):  # --from: in plans before --parent had its name
             if next(rest, "-").startswith("-"):
                 return False
         elif word.startswith("-") or "=" not in word:

@@ -394,7 +394,7 @@ def test_an_ab_trains_pairs_once_and_goes_on_where_it_was(tiny: Path, folder: Pa
 
 
 def test_an_aa_makes_the_floor_that_one_pair_is_judged_by(tiny: Path, folder: Path) -> None:
-    ask("train", "--from", "tiny/1", "lr.learning_rate=1e-4", "--no-check")
+    ask("train", "--parent", "tiny/1", "lr.learning_rate=1e-4", "--no-check")
     assert judged("tiny/1", "--", "tiny/2")["word"] == "UNDECIDED"
     assert "val/loss" in ask("ab", "tiny/1", "--aa")[1]
     assert len(list_runs(tiny)) == 4
@@ -461,7 +461,7 @@ def test_what_failed_stops_the_rest_and_is_tried_again(tiny: Path, monkeypatch: 
 def test_what_was_begun_or_ended_elsewhere_serves(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped run that equals what would be trained is resumed, and one that diverged is an answer."""
     for seed in (1338, 1339):
-        ask("train", "--from", "tiny/1", f"seed={seed}", "--no-check")
+        ask("train", "--parent", "tiny/1", f"seed={seed}", "--no-check")
     stopped, diverged = (open_run(f"tiny/{n}", tiny).path for n in (2, 3))
     amend(stopped, status="stopped")
     shutil.rmtree(stopped / "checkpoints" / "00000020")
@@ -492,7 +492,7 @@ def test_what_was_begun_or_ended_elsewhere_serves(tiny: Path, monkeypatch: pytes
 
 def test_an_edit_as_the_change_leaves_runs_of_the_old_code_alone(tiny: Path, folder: Path) -> None:
     """The old code cannot be had here: a control that was stopped is not gone on with, and none is trained."""
-    ask("train", "--from", "tiny/1", "seed=1338", "--no-check")
+    ask("train", "--parent", "tiny/1", "seed=1338", "--no-check")
     stopped = open_run("tiny/2", tiny).path
     amend(stopped, status="stopped")
     shutil.rmtree(stopped / "checkpoints" / "00000020")

@@ -67,7 +67,7 @@ def test_a_recipe_whose_config_came_from_a_parent_and_whose_data_is_not_in_git(
     at(repo, "rung", "data", "text", "--from", "letters", "--name", "mail")
     keys = ["optimizer.max_iters=6", "lr.warmup_iters=1", "model.n_layer=1", "data.batch_size=4", "eval_interval=3"]
     at(repo, "rung", "train", "text", "dataset.base_dataset_name=mail", *keys, "--no-check")
-    at(repo, "rung", "train", "--from", "text/1", "lr.learning_rate=2e-3", "--why", "faster?", "--no-check")
+    at(repo, "rung", "train", "--parent", "text/1", "lr.learning_rate=2e-3", "--why", "faster?", "--no-check")
     first = open_run("text/2", repo / "runs")
     second = again(at, repo, first)
     assert losses(second) == losses(first)

@@ -75,7 +75,7 @@ COMMAND_LINE = [
     (["train", "rung.recipes:Mine"], " Mine "),
     (["train", "rung.errors:UserError"], " UserError "),
     (["train", "piano", "--experiment", "a/b"], "'a/b'"),
-    (["train", "--from", "piano/9", "seed=1"], "piano/9"),
+    (["train", "--parent", "piano/9", "seed=1"], "piano/9"),
     (["resume"], "[usage]"),
     (["resume", "pinao"], " piano?"),
     (["resume", "piano/1", "--at", "two"], "[usage]"),
@@ -206,7 +206,7 @@ def test_unreadable_files_among_good_ones_are_named(
 def test_resume_of_a_finished_run(refused: Refused) -> None:
     sentence = refused("resume", "piano/1")
     assert "optimizer.max_iters=4" in sentence
-    assert "rung train --from piano/1 init_from=piano/1" in sentence
+    assert "rung train --parent piano/1 init_from=piano/1" in sentence
 
 
 RESUME = [

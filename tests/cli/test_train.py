@@ -129,7 +129,7 @@ def test_resume_at_another_cut_goes_on_the_same(rung: Rung) -> None:
 
 def test_from_says_what_changed_and_keeps_the_parent(rung: Rung) -> None:
     rung.train("optimizer.max_iters=3", "lr.warmup_iters=1")
-    text = rung("train", "--from", "piano/1", "optimizer.grad_clip=0.5", "--why", "less")
+    text = rung("train", "--parent", "piano/1", "optimizer.grad_clip=0.5", "--why", "less")
     assert "optimizer.grad_clip 1.0 -> 0.5" in text
     child = rung.run("piano/2")
     assert child.document["parent"] == "piano/1"

@@ -69,7 +69,7 @@ def test_a_finding_has_all_that_a_reader_needs(root: Path) -> None:
     assert "text/2 (finished, 600 steps): 1 warn." in text
     for part in ("P1  warn  Waiting for data: The device waited for data 61", "Since step 80.", "\n  evidence  wait_s",
                  "\n  ruled out ", "\n  confirm   ", "\n  try       ",
-                 f"rung train --from {root}/text/2 system.data_workers=2 --why"):  # fmt: skip
+                 f"rung train --parent {root}/text/2 system.data_workers=2 --why"):  # fmt: skip
         assert part in text
 
 
@@ -111,7 +111,7 @@ def test_json_has_the_same(root: Path) -> None:
     assert report["run"] == "text/2"
     assert not report["is_sick"]
     assert [(f["rule"], f["severity"]) for f in report["findings"]] == [("P1", "warn")]
-    assert report["findings"][0]["command"].startswith("rung train --from ")
+    assert report["findings"][0]["command"].startswith("rung train --parent ")
     assert report["preflight"][0]["name"] == "decay"
     assert "attention" in report["unasked"].values()
 
@@ -139,7 +139,7 @@ def test_a_finding_is_wrapped_and_its_command_is_not() -> None:
     finding = Finding("sick", "x " * 200, 3, ["y " * 200], changes={"lr.learning_rate": 1e-3}, title="t", rule="O1")
     lines = list(finding_lines(finding, "text/2"))
     assert max(map(len, lines)) <= 118
-    assert lines[-1].strip() == 'rung train --from text/2 lr.learning_rate=0.001 --why "O1: t"'
+    assert lines[-1].strip() == 'rung train --parent text/2 lr.learning_rate=0.001 --why "O1: t"'
 
 
 @pytest.mark.parametrize(

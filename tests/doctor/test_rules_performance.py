@@ -32,7 +32,7 @@ def test_waiting_says_the_gain_and_the_key() -> None:
     finding = found(slow_loader(1))["P1"]
     gain = float(finding.evidence[1].split(": ")[1].split("x")[0])
     assert gain == pytest.approx(0.26 / 0.10, rel=0.05)  # waits of 0.16 in steps of 0.26 seconds
-    assert finding.command("text/3").startswith("rung train --from text/3 system.data_workers=2")
+    assert finding.command("text/3").startswith("rung train --parent text/3 system.data_workers=2")
 
 
 def test_a_run_of_seconds_is_not_warned() -> None:

@@ -185,7 +185,7 @@ def test_a_scaler_that_skips_is_not_fatal_where_skips_are_not_recorded(tmp_path:
 
 
 def test_what_is_advised_can_be_done_with_a_script(tmp_path: Path) -> None:
-    """`rung train --from` and `rung check` need a recipe."""
+    """`rung train --parent` and `rung check` need a recipe."""
     rows = guarded(200, norm=[4.0] * 200, norm_clipped=[1.0] * 200)
     config = {"optimizer": {"name": "sgd", "grad_clip": 1.0}}
     findings = doctor_json(tmp_path, script(tmp_path, rows, config=config))["findings"]

@@ -108,7 +108,7 @@ def test_the_verb_shows_a_verdict(tmp_path: Path) -> None:
 def test_a_ready_command_is_shown_where_keys_would_cure_it(tmp_path: Path) -> None:
     fail(tmp_path, "float16", 1, "float16")
     last = call("case/1", root=tmp_path).stdout.splitlines()[-1]
-    assert "rung train --from" in last
+    assert "rung train --parent" in last
     assert "system.dtype=bfloat16" in last
 
 

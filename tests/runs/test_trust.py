@@ -25,7 +25,7 @@ EVIL = "import pathlib; pathlib.Path({mark!r}).write_text(__name__)\n" + RECIPE
 VERBS = {
     "sample": ["sample", "{run}"], "eval": ["eval", "{run}"], "resume": ["resume", "{run}", "--at", "2"],
     "check": ["check", "{run}", "--quick"], "export": ["export", "{run}", "--hf"], "replay": ["replay", "{run}@2"],
-    "from": ["train", "--from", "{run}", "seed=3"], "ab": ["ab", "{run}", "optimizer.grad_clip=0.5"],
+    "from": ["train", "--parent", "{run}", "seed=3"], "ab": ["ab", "{run}", "optimizer.grad_clip=0.5"],
     "option": ["sample", "{run}", "--temperature", "1"],
 }  # fmt: skip
 

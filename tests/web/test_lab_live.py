@@ -14,7 +14,7 @@ import pytest
 from rung.runs.annotate import note
 from rung.runs.query import open_run
 from rung.runs.record import Record
-from rung.web.live import Tail
+from rung.runs.tail import Tail
 from tests.web.labs import ServedLab, start
 
 

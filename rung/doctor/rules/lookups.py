@@ -86,7 +86,7 @@ def train(history: History, key: str, value: float) -> str:
     """How to try another value of a key; a script has to be started by its author."""
     if history.is_script:
         return in_own_words(f"start the script again with {key}={value:g}")
-    return f"rung train --from {history.run_id} {key}={value:g}"
+    return f"rung train --parent {history.run_id} {key}={value:g}"
 
 
 def check(history: History) -> str:

@@ -386,7 +386,7 @@ def step_failed(history: History) -> Finding | None:
         if history.is_script
         else f"fix the error, then continue from the last save with `rung resume {history.run_id or 'RUN'}`"
         if history.events_of("save")
-        else f"fix the error, then start again with `rung train --from {history.run_id or 'RUN'}`",
+        else f"fix the error, then start again with `rung train --parent {history.run_id or 'RUN'}`",
     )
 
 

@@ -59,7 +59,7 @@ _WAYS = {
     "memory_mb": Way("every recipe records it", _GUARD),
     "reserved_mb": Way("of a GPU: every recipe records it", _GUARD),
     "rss_mb": Way("every recipe records it", _GUARD),
-    "parent": Way("rung train --from RUN", 'rung.init(.., parent="RUN")'),
+    "parent": Way("rung train --parent RUN", 'rung.init(.., parent="RUN")'),
     "norm_first": Way("optimizer.gradient_accumulation_steps=2 or more", 'rung.init(.., parent="RUN")'),
     "recipe": Way("", "run.config.check_read(), where the script reads its config from run.config alone"),
     "unread_keys": Way("", "run.config.check_read(), where the script reads its config from run.config alone"),

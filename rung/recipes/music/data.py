@@ -21,7 +21,7 @@ import numpy as np
 from rung import units
 from rung.config import load_file
 from rung.data.audio import MOST_SILENT, SILENCE_DB, Recording, levels
-from rung.data.store import Store, StoreWriter, place
+from rung.data.store import Store, StoreWriter, missing, place
 from rung.errors import DataError
 from rung.random import key_of
 from rung.recipe import Report
@@ -523,10 +523,7 @@ def open_store(name: str, key: str = "base_dataset_name") -> Store:
     if not path.exists():
         files = sorted((Path(__file__).parent / "presets").glob("*.yaml"))
         named = {load_file(file).get("dataset", {}).get("base_dataset_name"): file.stem for file in files}
-        command = "rung data music" if name == "music" else f"rung data music --from FOLDER --name {name}"
-        command = f"rung data music preset={named[name]}" if name in named else command
-        problem = f"no data at {path}; prepare it with `{command}`, or name another with dataset.{key}"
-        raise DataError(problem, code="no-data")
+        raise missing("music", name, key, f"rung data music preset={named[name]}" if name in named else "")
     return Store.open(path, kind="music")
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rung.data.store import Store, place
+from rung.data.store import Store, missing, place
 from rung.data.stream import Joined
 from rung.errors import ConfigError, DataError, UserError
 from rung.recipe import Stream
@@ -160,10 +160,7 @@ class Sets:
     def _open(self, name: str, key: str) -> Store:
         path = place(name)
         if not path.exists():
-            command = "rung data piano" if name == "piano" else f"rung data piano --from FOLDER --name {name}"
-            raise DataError(
-                f"no data at {path}; prepare it with `{command}`, or name another with dataset.{key}", code="no-data"
-            )
+            raise missing("piano", name, key)
         store = Store.open(path, kind="piano")
         ours, theirs = TOKENIZER.description, store.info["tokenizer"]
         if differing := [what for what in EVENTS if ours[what] != theirs.get(what)]:

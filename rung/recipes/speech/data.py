@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rung.data.audio import resample
-from rung.data.store import Store, StoreWriter, check_apart, place
+from rung.data.store import Store, StoreWriter, check_apart, missing, place
 from rung.errors import DataError
 from rung.recipe import Report
 from rung.recipes.speech import config as keys
@@ -227,8 +227,5 @@ def _summary(info: dict[str, Any]) -> str:
 def open_store(name: str, key: str = "base_dataset_name") -> Store:
     path = place(name)
     if not path.exists():
-        remedy = f"prepare it with `rung data speech --name {name}`, or name another with dataset.{key}"
-        if key == "base_dataset_name" and name == "speech":
-            remedy = "prepare it with `rung data speech`, or name another with dataset.base_dataset_name"
-        raise DataError(f"no data at {path}; {remedy}", code="no-data")
+        raise missing("speech", name, key)
     return Store.open(path, kind="speech")

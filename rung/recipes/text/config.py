@@ -111,7 +111,7 @@ class Dataset:
     )
     min_tokens: int | None = key(None, "For `rung data`: shorter documents are left out; null = 2.", low=2)
     strip_names: bool | None = key(
-        None, "For `rung data`: take the names of arXiv's categories out of the text; null = yes."
+        None, "For `rung data`: take the names of arXiv's categories out of the text; null = no."
     )
     held_out: float | None = key(
         None,

@@ -32,7 +32,7 @@ from rung.errors import ConfigError, DataError
 from rung.files import write_whole
 from rung.recipe import Report
 from rung.recipes.text.sources import SPLITS, Document, Source, find_source
-from rung.recipes.text.sources.arxiv import without_tags
+from rung.recipes.text.sources.arxiv import TAGS, without_tags
 from rung.recipes.text.splits import DocumentInfo, assign_splits, limited, without_leaks
 from rung.recipes.text.stream import entropy_nats
 from rung.text import one_line
@@ -61,7 +61,7 @@ class Settings:
     min_tokens: int = 2
     seed: int = 0
     config: str = "no_ref"  # of a set of the Hugging Face hub
-    strip_names: bool = True
+    strip_names: bool = False
     held_out: float = 0.05
 
     def check(self) -> None:
@@ -92,10 +92,12 @@ class Corpus:
     notes: list[str] = field(default_factory=list)
 
     def read(self) -> Iterator[tuple[Document, str, int]]:
-        """Every document, its text as it is used, and the number of names that were taken out."""
+        """Every document, its text as it is used, and how many names of arXiv's categories it has or had."""
         for document in self.source.read(self.quarantined.__setitem__):
-            text, num_tags = without_tags(document.text) if self.settings.strip_names else (document.text, 0)
-            yield document, text, num_tags
+            text, num_tags = document.text, 0
+            if self.settings.strip_names or document.category in TAGS:
+                text, num_tags = without_tags(document.text)
+            yield document, text if self.settings.strip_names else document.text, num_tags
 
     def texts(self) -> Iterator[tuple[DocumentInfo, str]]:
         """The entries with their texts, in order, read once more from the source."""
@@ -205,6 +207,10 @@ def _entries(corpus: Corpus, report: Report) -> Iterator[DocumentInfo]:
             len(text), exact, _digest(normal), document.split or "",
         )  # fmt: skip
     report("reading", dropped["read"], dropped["read"])
+    if dropped["tags_removed"] and not corpus.settings.strip_names:
+        num_left, dropped["tags_removed"] = dropped["tags_removed"], 0
+        remedy = "dataset.strip_names=true takes them out"
+        corpus.notes.append(f"the text names arXiv's categories {num_left} times, as a label would; {remedy}")
 
 
 def _digest(text: str) -> str:

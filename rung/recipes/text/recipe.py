@@ -51,12 +51,11 @@ class Text(Recipe, Prepares, Pretrained, Exports):
 
     @cached_property
     def store(self) -> Store:
-        from rung.data.store import Store, place
+        from rung.data.store import Store, missing, place
 
-        path = place(self.cfg.dataset.base_dataset_name)
+        path = place(name := self.cfg.dataset.base_dataset_name)
         if not path.exists():
-            remedy = "prepare it with `rung data text`, or name another with dataset.base_dataset_name"
-            raise DataError(f"no data at {path}; {remedy}", code="no-data")
+            raise missing("text", name)
         store = Store.open(path, kind="text")
         # A key of `rung data` that is set and differs from how the data was prepared would silently do nothing.
         was = store.info.get("settings", {})

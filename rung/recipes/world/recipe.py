@@ -59,14 +59,11 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
 
     @cached_property
     def store(self) -> Store:
-        from rung.data.store import Store, place
+        from rung.data.store import Store, missing, place
 
-        path = place(self.cfg.dataset.base_dataset_name)
+        path = place(name := self.cfg.dataset.base_dataset_name)
         if not path.exists():
-            raise DataError(
-                f"no data at {path}; prepare it with `rung data world`, or name another with dataset.base_dataset_name",
-                code="no-data",
-            )
+            raise missing("world", name)
         store = Store.open(path, kind="world")
         # A key of preparation that is set and differs from how the data was prepared would silently do nothing.
         prepared = store.info["settings"]

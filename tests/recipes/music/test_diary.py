@@ -33,7 +33,7 @@ def diary(music_data: Path, tmp_path: Path) -> Path:
     told = [shlex.split(line) for line in README.read_text("utf-8").splitlines() if line.startswith("rung train")]
     assert [command[command.index("-c") + 1] for command in told] == [path.name for path in RUNS]
     for number, (path, command) in enumerate(zip(RUNS, told), start=1):
-        parent = command[command.index("--from") + 1] if number > 1 else None
+        parent = command[command.index("--parent") + 1] if number > 1 else None
         assert parent == (f"dia_010/{number - 1}" if number > 1 else None)
         words = [f"dataset.base_dataset_name={music_data}", *SHORT]
         run = api.train(

@@ -380,11 +380,24 @@ def test_settings_out_of_range(wrong: dict[str, Any], tmp_path: Path) -> None:
 def test_names_are_stripped_only_where_asked(tmp_path: Path) -> None:
     rows = [{"text": f"{words(n)} [cs.CV]", "label": "cs.CV"} for n in range(8)]
     source = jsonl(tmp_path / "in/rows.jsonl", rows)
-    stripped = made(source, tmp_path / "a")
+    stripped = made(source, tmp_path / "a", Settings(tokenizer="bytes", strip_names=True))
     assert text_of(stripped, 0) == f"{words(0)} []"
     assert stripped.info["dropped"]["tags_removed"] == 8
-    kept = made(source, tmp_path / "b", Settings(tokenizer="bytes", strip_names=False))
+    kept = made(source, tmp_path / "b")
     assert text_of(kept, 0) == rows[0]["text"]
+    assert kept.info["dropped"]["tags_removed"] == 0
+    assert "names arXiv's categories 8 times" in kept.info["summary"]
+
+
+def test_any_number_of_cores_gives_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jsonl(tmp_path / "in/rows.jsonl", [{"text": words(n), "label": "a"} for n in range(400)])
+    monkeypatch.setattr("rung.recipes.text.data.SHARD_DOCUMENTS", 64)
+    files = {}
+    for is_parallel in ("true", "false"):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", is_parallel)
+        store = made(source, tmp_path / is_parallel / "out", Settings(tokenizer="bpe", vocab_size=300))
+        files[is_parallel] = {path.name: path.read_bytes() for path in store.path.iterdir() if path.is_file()}
+    assert files["true"] == files["false"]
 
 
 # Shards

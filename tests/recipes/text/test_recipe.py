@@ -263,7 +263,7 @@ def test_another_kind_of_data_or_none_is_refused(case: Case, piano_data: Path) -
         recipe_of(case, f"dataset.base_dataset_name={piano_data}").streams()
     with raises_code("no-data") as caught:
         recipe_of(case, "dataset.base_dataset_name=nothing_here").streams()
-    assert "`rung data text`" in str(caught.value)
+    assert "`rung data text --from FOLDER --name nothing_here`" in str(caught.value)
 
 
 # Samples
@@ -352,7 +352,7 @@ def test_a_run_recorded_with_keys_that_are_gone_opens_resumes_and_replays(
     rung("resume", "text/1", "--at", 2)
     assert open_run("text/1", tmp_path / "runs").series("loss").values.tolist() == losses
     rung("replay", "text/1@3")
-    rung("train", "--from", "text/1")
+    rung("train", "--parent", "text/1")
     refused = rung("train", "text", *words, "loss_masking=pretraining", check=False)
     assert refused.returncode == 2  # of an old run it is known, from a user it is no key
 

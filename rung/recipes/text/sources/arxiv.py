@@ -23,7 +23,7 @@ _CATEGORIES = {
     "q-fin": "CP EC GN MF PM PR RM ST TR",
     "stat": "AP CO ME ML OT TH",
 }
-TAGS = tuple(f"{archive}.{subject}" for archive, subjects in _CATEGORIES.items() for subject in subjects.split())
+TAGS = {f"{archive}.{subject}": None for archive, subjects in _CATEGORIES.items() for subject in subjects.split()}
 _TAG = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, TAGS))})(?![\w-]|\.\w)")
 
 

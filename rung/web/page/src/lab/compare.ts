@@ -12,7 +12,7 @@ const WEIGHTS: Record<string, string> = { factor: "the change", hidden: "confoun
 
 export async function comparePage(query: URLSearchParams): Promise<Page> {
   const { runs } = await ask<{ runs: Row[] }>("runs");
-  if (runs.length === 0) return { title: "Compare", root: empty("Nothing to compare yet", "Train a run, then one from it with a single change:", "rung train --from piano/1 optimizer.grad_clip=0.5") };
+  if (runs.length === 0) return { title: "Compare", root: empty("Nothing to compare yet", "Train a run, then one from it with a single change:", "rung train --parent piano/1 optimizer.grad_clip=0.5") };
   let a = query.get("a") ?? "", b = query.get("b") ?? "";
   if (a === "" && b === "") [a = "", b = ""] = chosen;
   if (b === "" || a === "") {
@@ -31,7 +31,7 @@ export async function comparePage(query: URLSearchParams): Promise<Page> {
   const root = h("section", { class: "compare", "aria-label": "Compare" },
     h("div", { class: "toolbar" }, h("label", {}, "A ", from), h("label", {}, "B ", to), h("button", { type: "button", title: "Swap A and B", "aria-label": "Swap A and B", onclick: () => (location.hash = link("compare", { a: b, b: a })) }, "⇄"), list,
       h("span", { class: "space" }), h("a", { class: "button", href: link("curves", { runs: `${a},${b}` }) }, "Curves of both"), h("a", { class: "button", href: link("samples", { runs: `${a},${b}` }) }, "Samples of both")), body);
-  if (b === "" || a === b) put(body, empty("Two runs are needed", "Choose another run as B; the list knows them all.", `rung train --from ${a}`));
+  if (b === "" || a === b) put(body, empty("Two runs are needed", "Choose another run as B; the list knows them all.", `rung train --parent ${a}`));
   else void fill(body, a, b, charts);
   return { title: `${a} and ${b}`, root, close: () => charts.forEach((chart) => chart.destroy()), keys: [["S", "swap A and B"]], key: (event) => event.key.toLowerCase() === "s" && ((location.hash = link("compare", { a: b, b: a })), true) };
 }

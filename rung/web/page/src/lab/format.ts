@@ -24,7 +24,7 @@ export function short(value: unknown, digits = 4): string {
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size >= 1e15 || size < 1e-4) return x.toExponential(digits - 2).replace("-", "−").replace("e−", "e-").replace("e+", "e");
+  if (size >= 1e15 || size < 1e-4) return x.toExponential(digits - 2).replace(/\.?0+e/, "e").replace("-", "−").replace("e−", "e-").replace("e+", "e");
   if (Number.isInteger(x)) return group(x);
   if (size >= 10 ** digits) return group(Math.round(x));
   return x.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "").replace("-", "−");
