@@ -2,6 +2,7 @@
 # make test  everything that must hold
 # make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
 # make test-fuzz  100,000 damaged inputs for every reader of foreign files; RUNG_FUZZ_EXAMPLES sets another number
+# make test-faults  kills at every line that saves, appends, sends or moves, broken disks, a bad server, long and wide runs
 # make test-slurm  sweeps on a real SLURM: Debian's daemons, started for the test; needs root
 # make test-gpu  every recipe on a GPU, without pip; make gpu-carry puts what such a machine may lack into .gpu
 # make transcripts  write anew what the verbs print, after a sentence was improved
@@ -20,14 +21,14 @@ PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f 
 GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-xdist execnet iniconfig pluggy packaging \
   pygments hypothesis sortedcontainers soundfile soxr cffi pycparser jiwer rapidfuzz gguf accelerate psutil
 
-.PHONY: run test transcripts test-doctor test-fuzz test-slurm test-gpu gpu-carry lint bench page clean
+.PHONY: run test transcripts test-doctor test-fuzz test-faults test-slurm test-gpu gpu-carry lint bench page clean
 
 run: $(INSTALLED) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
 test: $(INSTALLED) $(PAGE) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm and not faults"
 
 transcripts: $(INSTALLED)
 	RUNG_WRITE_TRANSCRIPTS=1 $(BIN)/python -m pytest -q tests/test_transcripts.py
@@ -37,6 +38,10 @@ test-doctor: $(INSTALLED)
 
 test-fuzz: $(INSTALLED)
 	RUNG_FUZZ_EXAMPLES=$${RUNG_FUZZ_EXAMPLES:-100000} $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz
+
+# One process at a time: the counts are of all.
+test-faults: $(INSTALLED)
+	$(BIN)/python -m pytest -m faults --durations 12 tests/faults
 
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest -m slurm tests/sweep

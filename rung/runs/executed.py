@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 from rung.files import write_whole
 from rung.runs.files import to_json, write_json
 from rung.runs.process import start_time
-from rung.runs.provenance import SnapshotError, WorkingTree, is_secret, sources_below, version_of
+from rung.runs.provenance import SnapshotError, WorkingTree, sources_below, version_of
+from rung.secrets import is_secret_file
 
 if TYPE_CHECKING:
     from rung.runs.record import Record
@@ -310,7 +311,7 @@ class Executed:
         """Its content in the run, where the snapshot does not hold it."""
         if self._held.get(label) == _blob(data, 64 if len(next(iter(self._held.values()), "")) == 64 else 40):
             entry["kept"] = "snapshot"
-        elif is_secret(os.path.basename(label)):
+        elif is_secret_file(label):
             entry |= {"kept": "", "why": "looks like a secret"}
         elif len(data) > _FILE_BYTES or self._kept_bytes + len(data) > _TOTAL_BYTES:
             entry |= {"kept": "", "why": "too large"}
