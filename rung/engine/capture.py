@@ -29,8 +29,10 @@ from rung.engine.state import State
 from rung.errors import CheckpointError
 from rung.files import write_whole
 from rung.random import Draw
-from rung.runs.files import floats_again, read_json, to_json
+from rung.runs.files import floats_again, newer, read_json, to_json
 from rung.runs.paths import inside
+
+SCHEMA = 1  # of capture.<rank>.json
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def write(
     # (cloned: the file format refuses two names for one memory)
     kept = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     save_file(kept, path / f"batch.{world.rank}.safetensors")
-    document = {**facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
+    document = {"schema": SCHEMA, **facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
     write_whole(path / f"capture.{world.rank}.json", to_json(document) + b"\n")
     return path
 
@@ -112,6 +114,8 @@ def read(path: Path, device: torch.device | str = "cpu") -> Captured:
     for file in sorted(path.glob("capture.*.json"), key=lambda f: int(f.name.split(".")[1])):
         try:
             fact = floats_again(read_json(inside(path, file.name)))
+            if problem := newer(path, fact, SCHEMA):
+                raise CheckpointError(problem, code="version-mismatch")
             tensors.append(load_file(inside(path, f"batch.{int(fact['rank'])}.safetensors"), device=str(device)))
             facts.append(fact)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

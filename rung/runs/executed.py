@@ -41,6 +41,7 @@ from rung.secrets import is_secret_file
 if TYPE_CHECKING:
     from rung.runs.record import Record
 
+SCHEMA = 1  # of executed.json
 CONFIG_SUFFIXES = frozenset(
     {".yaml", ".yml", ".toml", ".json", ".jsonc", ".ini", ".cfg", ".conf", ".properties", ".sh"}
 )
@@ -106,7 +107,7 @@ class Executed:
         self._has_rows = False
         self._looked_at, self._next = 0, 0.0
         self._written = b""
-        self._document: dict[str, Any] = {"schema": 1, "base": str(self._base), "command": list(argv)}
+        self._document: dict[str, Any] = {"schema": SCHEMA, "base": str(self._base), "command": list(argv)}
         self._main, self._stack = "", []
         with _quietly():
             self._main, self._stack = _main(), list(_on_the_stack())

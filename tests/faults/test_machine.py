@@ -91,54 +91,59 @@ def kill(lives: Lives, folder: Path, operation: str, point: list[Any], *args: st
     return life.code == KILLED
 
 
-def killed_while_training(lives: Lives, make: Make, operation: str, num: int) -> None:
-    """Each folder is killed at a point of its training, then twice in a resume, and then goes on to the end."""
-    rng = random.Random(f"{SEED} {operation}")
-    counted = visits(lives, make().folder, operation, *ARGS)
-    for point in points_of(counted, rng, num):
-        watched = make()
-        kill(lives, watched.folder, operation, point, *ARGS)
+MOST_IN_A_ROW = 6  # kills of one run
+
+
+def go_on(lives: Lives, watched: Watched) -> None:
+    is_resumed = watched.go_on(lives)
+    COUNTS["went on to the end of the undisturbed run, bit for bit" if is_resumed else "killed before any save"] += 1
+    shutil.rmtree(watched.folder)
+
+
+def killed_in_a_row(lives: Lives, make: Make, deaths: Iterator[Callable[[Path, list[str]], bool]]) -> None:
+    """Each run is killed in its training, then in one resume after the other, and then goes on to the end."""
+    watched, num = make(), 0
+    for death in deaths:
+        num += death(watched.folder, RESUME if num else ARGS)
         run = watched.look()
-        for _ in range(2):
-            if run is not None and run.status == "vanished" and saves_of(run).steps():
-                again = [point[0], rng.randint(1, max(1, counted[point[0]] // 2))]
-                kill(lives, watched.folder, operation, again, *RESUME)
-                run = watched.look()
-        is_resumed = watched.go_on(lives)
-        COUNTS["resumed to the end of the undisturbed run, bit for bit" if is_resumed else "killed before a save"] += 1
-        shutil.rmtree(watched.folder)
+        if run is None or run.status == "finished" or not saves_of(run).steps() or num == MOST_IN_A_ROW:
+            go_on(lives, watched)
+            watched, num = make(), 0
+    if num:
+        go_on(lives, watched)
 
 
-@pytest.mark.faults
+def deaths_at_points(lives: Lives, operation: str, points: Iterator[list[Any]]) -> Iterator[Any]:
+    for name, visit in points:
+
+        def death(folder: Path, words: list[str], point: list[Any] = [name, visit]) -> bool:  # noqa: B006
+            at = point if words is ARGS else [point[0], 1 + point[1] // 4]  # a resume has less to do
+            return kill(lives, folder, operation, at, *words)
+
+        yield death
+
+
 @pytest.mark.parametrize("operation", ["save", "rotate", "append"])
-def test_killed_at_every_line_that_writes(warm: Lives, make: Make, operation: str) -> None:
-    num = len(visits(warm, make().folder, operation, *ARGS))
-    killed_while_training(warm, make, operation, max(num, NUM_KILLS // 10))
-
-
-@pytest.mark.parametrize("operation", ["save", "append"])
-def test_killed_at_some(warm: Lives, make: Make, operation: str) -> None:
-    killed_while_training(warm, make, operation, 1)
+@pytest.mark.parametrize("num", [pytest.param(0, marks=pytest.mark.faults), 1], ids=["all", "some"])
+def test_killed_at_lines_that_write(warm: Lives, make: Make, operation: str, num: int) -> None:
+    counted = visits(warm, make().folder, operation, *ARGS)
+    points = points_of(counted, random.Random(f"{SEED} {operation}"), num or max(len(counted), NUM_KILLS // 10))
+    killed_in_a_row(warm, make, deaths_at_points(warm, operation, points))
 
 
 @pytest.mark.faults
 def test_killed_at_random_moments(warm: Lives, make: Make) -> None:
     rng = random.Random(SEED)
     count = warm.rung(*ARGS, cwd=make().folder, die={"files": [""], "at": None}).counted
-    for _ in range(max(1, NUM_KILLS // 10)):
-        watched = make()
-        words = ARGS
-        for _ in range(2):
-            at = rng.randrange(count // 8, count)
-            life = warm.rung(*words, cwd=watched.folder, die={"files": [""], "at": at})
-            assert life.code in (KILLED, 0), life.err
-            COUNTS["kills at a random moment"] += life.code == KILLED
-            run, words = watched.look(), RESUME
-            if run is None or run.status == "finished" or not saves_of(run).steps():
-                break
-        is_resumed = watched.go_on(warm)
-        COUNTS["resumed to the end of the undisturbed run, bit for bit" if is_resumed else "killed before a save"] += 1
-        shutil.rmtree(watched.folder)
+
+    def death(folder: Path, words: list[str]) -> bool:
+        at = rng.randrange(count // (4 if words is ARGS else 8), count // (1 if words is ARGS else 2))
+        life = warm.rung(*words, cwd=folder, die={"files": [""], "at": at})
+        assert life.code in (KILLED, 0), life.err
+        COUNTS["kills at a random moment"] += life.code == KILLED
+        return life.code == KILLED
+
+    killed_in_a_row(warm, make, itertools.repeat(death, max(1, NUM_KILLS // 10)))
 
 
 @pytest.mark.faults
@@ -286,9 +291,9 @@ def disk_breaks(lives: Lives, watched: Watched, how: str, at: int) -> None:
         assert [step for step, _ in losses(run)] == list(range(12)), at
     if run is not None and (run.status == "finished" or saves_of(run).steps()):
         assert run.status in ("finished", "stopped", "vanished", "crashed"), run.status
-        watched.go_on(lives)
-        COUNTS["resumed to the end of the undisturbed run, bit for bit"] += 1
-    shutil.rmtree(watched.folder)
+        go_on(lives, watched)
+    else:
+        shutil.rmtree(watched.folder)
 
 
 @pytest.mark.faults
