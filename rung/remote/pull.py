@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -257,10 +258,10 @@ def _fetch(
         _link(here / entry.path, beside)
         meter.add(entry.bytes)
     else:
-        digest, where, size = hashlib.sha256(), bucket.at(manifest.key(entry)), 0
+        digest, where, size = hashlib.sha256(), bucket.at(manifest.key(entry.pieces[0])), 0
         with beside.open("wb") as file:
             try:
-                for piece in bucket.receive(manifest.key(entry)):
+                for piece in itertools.chain.from_iterable(bucket.receive(manifest.key(one)) for one in entry.pieces):
                     file.write(piece)
                     digest.update(piece)
                     size += len(piece)
