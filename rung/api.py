@@ -212,6 +212,7 @@ def resume(
             try:
                 saves.sweep()
                 aside = saves.set_aside(after=step)
+                saves.clean(setup.cfg.checkpoint.keep)  # a kill may have come between a save and the rotation
                 given = [overrides] if isinstance(overrides, str) else list(overrides)
                 accepted = {name: list(pair) for name, pair in since.edits.items()}
                 record.event("resume", step=step, overrides=given, set_aside=aside, edits=accepted)

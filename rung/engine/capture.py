@@ -30,9 +30,12 @@ from rung.errors import CheckpointError
 from rung.files import write_whole
 from rung.random import Draw
 from rung.runs.files import floats_again, newer, read_json, to_json
+from rung.runs.maintenance.disk import bytes_below
 from rung.runs.paths import inside
+from rung.units import size
 
 SCHEMA = 1  # of capture.<rank>.json
+MOST_BYTES = 32 << 30  # that a run's captures take together before no other one is written
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def write(
     path = captures.at(state.progress.step)
     try:
         if world.is_first or is_alone:
+            check_room(folder)
             captures.save(state, extra)
     finally:  # also when the disk is full, or the others would wait for good
         if not is_alone:
@@ -91,6 +95,16 @@ def write(
     document = {"schema": SCHEMA, **facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
     write_whole(path / f"capture.{world.rank}.json", to_json(document) + b"\n")
     return path
+
+
+def check_room(folder: Path) -> None:
+    """CheckpointError where the captures of a run take as much as they may; the first is always written."""
+    taken = bytes_below(folder)
+    if taken >= MOST_BYTES:
+        raise CheckpointError(
+            f"{folder} holds {size(taken)}, and captures may take {size(MOST_BYTES)}: move or delete some",
+            code="captures-full",
+        )
 
 
 def conditions(device: torch.device, dtype: str | None, loss_scale: float | None, is_compiled: bool) -> dict[str, Any]:
