@@ -2,6 +2,8 @@
 # make test  everything that must hold
 # make test-doctor  every disease of the catalogue, and its healthy twin with five seeds
 # make test-fuzz  100,000 damaged inputs for every reader of foreign files; RUNG_FUZZ_EXAMPLES sets another number
+# make test-faults  kills at every line that saves, appends, sends or moves, broken disks, a bad server, long and wide runs
+# make test-lowest  core dependencies at their lower bounds; make lock, make audit: locked.txt, and what is known of it
 # make test-slurm  sweeps on a real SLURM: Debian's daemons, started for the test; needs root
 # make test-gpu  every recipe on a GPU, without pip; make gpu-carry puts what such a machine may lack into .gpu
 # make transcripts  write anew what the verbs print, after a sentence was improved
@@ -21,14 +23,14 @@ PAGE_SOURCES := $(shell find rung/web/page -name node_modules -prune -o -type f 
 GPU_PACKAGES := omegaconf msgspec symusic platformdirs pySmartDL pytest pytest-xdist execnet iniconfig pluggy packaging \
   pygments hypothesis sortedcontainers soundfile soxr cffi pycparser jiwer rapidfuzz gguf accelerate psutil
 
-.PHONY: run test transcripts test-doctor test-fuzz test-slurm test-gpu gpu-carry lint bench page clean
+.PHONY: run test transcripts test-doctor test-fuzz test-faults test-lowest lock audit test-slurm test-gpu gpu-carry lint bench page clean
 
 run: $(RUNNABLE) $(PAGE)
 	$(BIN)/rung data show piano > /dev/null 2>&1 || $(BIN)/rung data piano
 	$(BIN)/rung train piano
 
 test: $(INSTALLED) $(PAGE) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not doctor and not slurm and not faults"
 
 transcripts: $(INSTALLED)
 	RUNG_WRITE_TRANSCRIPTS=1 $(BIN)/python -m pytest -q tests/test_transcripts.py
@@ -38,6 +40,10 @@ test-doctor: $(INSTALLED)
 
 test-fuzz: $(INSTALLED)
 	RUNG_FUZZ_EXAMPLES=$${RUNG_FUZZ_EXAMPLES:-100000} $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz
+
+# One process at a time: the counts are of all.
+test-faults: $(INSTALLED)
+	$(BIN)/python -m pytest -m faults --durations 12 tests/faults
 
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest -m slurm tests/sweep
@@ -53,6 +59,28 @@ gpu-carry: $(INSTALLED)
 	rm -rf .gpu && mkdir .gpu
 	$(BIN)/pip freeze --exclude-editable > .gpu/versions.txt
 	$(BIN)/pip install -q --no-deps --no-compile --python-version 3.12 --only-binary :all: --target .gpu/site -c .gpu/versions.txt $(GPU_PACKAGES)
+
+# Of the packages in .venv: what `pip install --require-hashes` accepts on this kind of machine.
+lock: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/pip freeze --exclude-editable | grep -v '^torch==' > build/frozen.txt
+	$(BIN)/pip install -q --dry-run --ignore-installed --no-deps --report build/report.json -r build/frozen.txt
+	$(BIN)/python supply.py lock build/report.json
+
+# Known weaknesses of what is locked; asks a public list of them.
+audit: $(INSTALLED)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install -q pip-audit
+	build/audit/bin/pip-audit --require-hashes --disable-pip -r locked.txt
+
+# The core dependencies at the lowest versions that are declared, laid before those of .venv; torch aside, which
+# make test-gpu runs at its lower bound.
+test-lowest: $(INSTALLED)
+	rm -rf build/lowest
+	$(BIN)/python supply.py lowest | grep -v '^torch==' > build/lowest.txt
+	$(BIN)/pip install -q --target build/lowest -r build/lowest.txt
+	PYTHONPATH=$(CURDIR)/build/lowest $(BIN)/python -m pytest tests/test_config.py tests/test_parse.py tests/runs/test_record.py \
+	  tests/runs/test_metrics.py tests/runs/test_older.py tests/data/test_store.py tests/engine/test_step.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check rung tests bench examples

@@ -1,4 +1,5 @@
-"""Builds the pages in rung/web/page into rung/web/static, whenever rung is installed or packed.
+"""Builds the pages in rung/web/page into rung/web/static, whenever rung is installed or packed; a wheel also gets its
+bill of materials (supply.py), in CycloneDX.
 
 Nothing is built twice: static/sources.sha256 says what the pages there were made of. Node comes from PATH if it is new
 enough, else from a wheel that is a requirement of the build only; with an archive that carries the built pages, neither
@@ -8,10 +9,13 @@ is needed. RUNG_WITHOUT_PAGES=1 leaves them out, for a machine that reaches no n
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,19 @@ class Pages(BuildHookInterface):
             build(root)
         elif (stamp := root / "rung/web/static" / STAMP).exists():
             stamp.touch()  # for make, which looks at times
+        if self.target_name == "wheel" and version == "standard":
+            build_data["sbom_files"].append(str(write_bill(root)))
+
+
+def write_bill(root: Path) -> Path:
+    sys.path.insert(0, str(root))
+    try:
+        import supply
+    finally:
+        sys.path.remove(str(root))
+    file = Path(tempfile.mkdtemp(prefix="rung-bill-")) / "rung.cdx.json"
+    file.write_text(json.dumps(supply.bill_of_materials(), indent=1) + "\n")
+    return file
 
 
 def is_due(root: Path) -> bool:

@@ -27,6 +27,7 @@ from rung.recipe import Pretrained, Recipe, Sample, has_splits
 from rung.recipes import CATALOG, short_name
 from rung.resolve import PYTHON, Resolved, nested, recipe_of, resolve, resolve_resume, resolve_saved
 from rung.runs.query import Run, open_run, root_of
+from rung.secrets import command_without_secrets
 from rung.text import write
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def train(
                 series,
                 recipe=resolved.recipe,
                 preset=resolved.preset,
-                command=sys.argv,
+                command=command_without_secrets(sys.argv),
                 seed=setup.cfg.seed,
                 config=resolved.config.tree(),
                 sources=resolved.config.sources,
@@ -134,7 +135,7 @@ def train(
                 sweep=None if sweep is None else dict(sweep),
                 prepared=list(commands_of(resolved.recipe, resolved.config.tree().get("dataset"))),
             )
-            record.follow(Executed(record, sys.argv))
+            record.follow(Executed(record, command_without_secrets(sys.argv)))
             if checked:
                 record.event("check", results=[result.to_dict() for result in checked])
             followers.follow(record)
@@ -206,11 +207,12 @@ def resume(
             edits = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in since.edits.items())
             opening.insert(1, f"config.yaml was edited since, and is trained on with: {edits}")
         if setup.world.is_first:
-            record = Record.reopen(found.path, command=sys.argv)
-            record.follow(Executed(record, sys.argv))
+            record = Record.reopen(found.path, command=command_without_secrets(sys.argv))
+            record.follow(Executed(record, command_without_secrets(sys.argv)))
             try:
                 saves.sweep()
                 aside = saves.set_aside(after=step)
+                saves.clean(setup.cfg.checkpoint.keep)  # a kill may have come between a save and the rotation
                 given = [overrides] if isinstance(overrides, str) else list(overrides)
                 accepted = {name: list(pair) for name, pair in since.edits.items()}
                 record.event("resume", step=step, overrides=given, set_aside=aside, edits=accepted)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rung import parse
 from rung.errors import UserError
 from rung.files import write_whole
+from rung.runs.record import EVAL_SCHEMA
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from rung.recipe import Report, Stream
     from rung.runs.query import Run
 
-SCHEMA = 1
 MOST_CURVES = 6  # of groups in the drawing; all of them are in the CSV
 
 
@@ -73,7 +73,7 @@ class Evaluation(Mapping[str, Mapping[str, Any]]):
     def document(self) -> dict[str, Any]:
         """What the JSON file holds."""
         return {
-            "schema": SCHEMA,
+            "schema": EVAL_SCHEMA,
             "run": None if self.run is None else self.run.id,
             "split": self.split,
             "step": self.step,

@@ -32,6 +32,18 @@ def write_whole(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
+def exchange(a: Path, b: Path) -> bool:
+    """Gives two files or folders each other's name in one moment; False where that cannot be done."""
+    import ctypes  # a millisecond that no listing needs
+
+    try:
+        call = ctypes.CDLL(None).renameat2
+    except AttributeError:  # not Linux
+        return False
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(here, os.fsencode(a), here, os.fsencode(b), both) == 0)
+
+
 def sync(path: Path) -> None:
     """Makes a file, or the renames in a folder, survive a power cut, on a disk that knows how."""
     fd = os.open(path, os.O_RDONLY)

@@ -19,6 +19,7 @@ LEAVES = {
     "text",
     "parse",
     "files",
+    "secrets",
     "robust",
     "random",
     "report",

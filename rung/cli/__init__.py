@@ -17,6 +17,7 @@ import click
 
 from rung import __version__
 from rung.errors import UserError
+from rung.secrets import without_passwords
 from rung.text import echo, error_text, write
 
 GROUPS = {
@@ -143,7 +144,7 @@ def main() -> None:
             sys.exit(2)
         raise
     except UserError as error:
-        echo(f"rung: {str(error) or error_text(error)} [{error.code}]", err=True)
+        echo(f"rung: {without_passwords(str(error)) or error_text(error)} [{error.code}]", err=True)
         sys.exit(2)
     except MemoryError as error:
         echo(f"rung: out of memory: {error_text(error)} [out-of-memory]", err=True)
@@ -159,7 +160,8 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         help_verb = f" (see `{context.command_path} --help`)" if context is not None else ""
-        echo(f"rung: {' '.join(error.format_message().split())}{help_verb} [usage]", err=True)
+        said = without_passwords(" ".join(error.format_message().split()))
+        echo(f"rung: {said}{help_verb} [usage]", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from rung.compare.reading import list_of, mapping, segments_of
 from rung.errors import RunError
 from rung.runs.executed import CONFIG_SUFFIXES, read_contents
-from rung.runs.files import from_json, read_json
+from rung.runs.executed import SCHEMA as EXECUTED_SCHEMA
+from rung.runs.files import from_json, newer, read_json
 from rung.runs.paths import inside, outside_of_runs
 from rung.runs.provenance import SnapshotError, WorkingTree, is_source
 from rung.runs.query import Run
@@ -139,6 +140,8 @@ def ran(run: Run, snapshot: Snapshot, env: str = "env.json") -> Ran | None:
         document = mapping(read_json(path))
     except (OSError, ValueError, RunError):
         return None
+    if problem := newer(path, document, EXECUTED_SCHEMA):
+        raise RunError(f"{problem}.", code="version-mismatch")
     if not list_of(document.get("files")):  # a module at least is always there, unless nothing could be seen
         return None
     return Ran(snapshot, document, run.status == "finished")

@@ -30,7 +30,7 @@ import numpy as np
 
 from rung import parse
 from rung.errors import DataError
-from rung.files import sha256, sync, write_whole
+from rung.files import exchange, sha256, sync, write_whole
 from rung.lab import data_folder
 from rung.text import one_line
 
@@ -308,14 +308,17 @@ def note_command(path: Path, words: Sequence[str]) -> None:
 
 
 def swap(new: Path, out: Path) -> None:
-    """Moves a folder to its place. One that is there steps aside first, so that no moment shows a mixture, and comes
-    back whatever goes wrong: a key that interrupts is no OSError."""
+    """Moves a folder to its place. One that is there leaves it in the same moment, so that a kill finds either; on a
+    disk that cannot exchange two folders it steps aside first, and comes back whatever goes wrong."""
+    if exchange(new, out):
+        shutil.rmtree(new, ignore_errors=True)
+        return
     old = new.with_suffix(".old")
     try:
         if out.exists():
             out.rename(old)
         new.rename(out)
-    except BaseException:
+    except BaseException:  # a key that interrupts is no OSError
         if old.exists() and not out.exists():
             old.rename(out)
         raise

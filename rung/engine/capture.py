@@ -29,8 +29,13 @@ from rung.engine.state import State
 from rung.errors import CheckpointError
 from rung.files import write_whole
 from rung.random import Draw
-from rung.runs.files import floats_again, read_json, to_json
+from rung.runs.files import floats_again, newer, read_json, to_json
+from rung.runs.maintenance.disk import bytes_below
 from rung.runs.paths import inside
+from rung.units import size
+
+SCHEMA = 1  # of capture.<rank>.json
+MOST_BYTES = 32 << 30  # that a run's captures take together before no other one is written
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def write(
     path = captures.at(state.progress.step)
     try:
         if world.is_first or is_alone:
+            check_room(folder)
             captures.save(state, extra)
     finally:  # also when the disk is full, or the others would wait for good
         if not is_alone:
@@ -86,9 +92,19 @@ def write(
     # (cloned: the file format refuses two names for one memory)
     kept = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     save_file(kept, path / f"batch.{world.rank}.safetensors")
-    document = {**facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
+    document = {"schema": SCHEMA, **facts, "step": state.progress.step, "rank": world.rank, "num_ranks": world.size}
     write_whole(path / f"capture.{world.rank}.json", to_json(document) + b"\n")
     return path
+
+
+def check_room(folder: Path) -> None:
+    """CheckpointError where the captures of a run take as much as they may; the first is always written."""
+    taken = bytes_below(folder)
+    if taken >= MOST_BYTES:
+        raise CheckpointError(
+            f"{folder} holds {size(taken)}, and captures may take {size(MOST_BYTES)}: move or delete some",
+            code="captures-full",
+        )
 
 
 def conditions(device: torch.device, dtype: str | None, loss_scale: float | None, is_compiled: bool) -> dict[str, Any]:
@@ -112,6 +128,8 @@ def read(path: Path, device: torch.device | str = "cpu") -> Captured:
     for file in sorted(path.glob("capture.*.json"), key=lambda f: int(f.name.split(".")[1])):
         try:
             fact = floats_again(read_json(inside(path, file.name)))
+            if problem := newer(path, fact, SCHEMA):
+                raise CheckpointError(problem, code="version-mismatch")
             tensors.append(load_file(inside(path, f"batch.{int(fact['rank'])}.safetensors"), device=str(device)))
             facts.append(fact)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

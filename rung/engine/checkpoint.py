@@ -31,10 +31,11 @@ from rung.engine.state import Progress, State
 from rung.errors import CheckpointError
 from rung.files import sha256, sync, write_whole
 from rung.runs import marks
-from rung.runs.files import locked
+from rung.runs.files import locked, newer
 from rung.runs.paths import inside
 
-_MANIFEST = {"step": int, "files": {"*": {"bytes": int, "sha256": str}}}
+SCHEMA = 1  # of a save; raise it when an older reader would misread one
+_MANIFEST = {"schema": int, "step": int, "files": {"*": {"bytes": int, "sha256": str}}}
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
 
@@ -94,7 +95,8 @@ class Checkpoints:
             numbers = {"progress": asdict(state.progress), "frozen": frozen, **extra}
             (beside / "state.json").write_text(json.dumps(numbers, indent=1), "utf-8")
             files = {name: {"bytes": (beside / name).stat().st_size, "sha256": sha256(beside / name)} for name in FILES}
-            (beside / "manifest.json").write_text(json.dumps({"step": step, "files": files}, indent=1), "utf-8")
+            manifest = {"schema": SCHEMA, "step": step, "files": files}
+            (beside / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
             for name in (*FILES, "manifest.json"):
                 sync(beside / name)
             sync(beside)
@@ -225,6 +227,8 @@ def load(path: Path) -> Saved:
             remedy = f"the last other whole save is {whole}: add `--at {whole}`, or name its folder"
             problem += "; there is no other whole save" if whole is None else f"; {remedy}"
         code = "checkpoint-damaged" if file.is_file() else "no-checkpoint"
+        if "newer rung" in problem:
+            code = "version-mismatch"
         raise CheckpointError(problem, code=code)
     step = parse.loose_json(parse.read_bytes(file))["step"]
     state = parse.loose_json(parse.read_bytes(path / "state.json"))
@@ -238,6 +242,8 @@ def problem_of(path: Path) -> str | None:
         return f"no checkpoint at {path} (it has no manifest.json)"
     try:
         manifest: dict[str, Any] = parse.loose_json(parse.read_bytes(file))
+        if problem := newer(path, manifest, SCHEMA):
+            return problem
         for name in FILES:
             manifest["step"], manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
         if problem := parse.mismatch(manifest, _MANIFEST, "it"):

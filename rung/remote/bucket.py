@@ -38,6 +38,7 @@ SCHEMES = ("s3", "gs", "az", "file")
 PART_BYTES = 8 << 20  # more than this is sent in parts
 MOST_PARTS = 9_000  # S3 takes 10,000
 ATTEMPTS = 6
+FIRST_ANSWER, ANSWER = "20s", "120s"  # after so long without a byte a connection is cut
 _LOCAL = re.compile(r"(/|\./|\.\./|~|\.\.?$)")
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -92,12 +93,12 @@ class Bucket:
             return
         # Two clients: one that gives up soon, for the first answer, and one that is patient. There is no limit on a
         # whole transfer: a checkpoint may take an hour. A connection that stands still is cut.
-        client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "12h"}
+        client: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": ANSWER, "timeout": "12h"}
         endpoint = self._endpoint()
         config: Any = {"endpoint": endpoint} if endpoint else None
         if endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
             client["allow_http"] = True
-        quick = {**client, "connect_timeout": "3s", "read_timeout": "20s"}
+        quick = {**client, "connect_timeout": "3s", "read_timeout": FIRST_ANSWER}
         soon = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
         patient = {"max_retries": 8, "retry_timeout": timedelta(minutes=3)}
         try:

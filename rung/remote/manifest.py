@@ -4,13 +4,15 @@
     runs/<experiment>/<n>/files/<path>.<hash>  the first 16 digits of its sha256
 
 A file is named by its content, so one that is there need not be sent again, and a new manifest can replace the old one
-while somebody still reads by that. What is read here came from elsewhere and is checked: no path leads out of the item.
+while somebody still reads by that. A file of lines that has grown is listed in pieces: those that are there, and what
+came since. What is read here came from elsewhere and is checked: no path leads out of the item.
 `push` differs for every push, so that of two that send the same files at the same time exactly one wins.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from rung.runs.files import floats_again, to_json
 from rung.runs.maintenance.selection import RANGE
 from rung.runs.record import check_name
 
-SCHEMA = 1  # raise it when an older reader would misread an item
+SCHEMA = 2  # raise it when an older reader would misread an item; 1 knows no pieces
 FOLDERS = {"run": "runs", "data": "data"}
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PLAIN = "/!'()+,=@ "  # besides letters, digits and _.-~
@@ -35,8 +37,11 @@ _ITEM = re.compile(r"(?P<place>.+)/(?:runs/(?P<run>[^/]+/[0-9]+)|data/(?P<data>[
 
 
 @dataclass(frozen=True)
-class FileEntry:
+class Piece:
+    """Some bytes of a file, from `start` on: one object."""
+
     path: str
+    start: int
     bytes: int
     sha256: str
 
@@ -47,6 +52,20 @@ class FileEntry:
         if len(name) > 700 or max(map(len, name.split("/"))) > 200:
             name = f"long/{hashlib.sha256(self.path.encode()).hexdigest()[:32]}"
         return f"files/{name}.{self.sha256[:16]}"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    path: str
+    bytes: int
+    sha256: str
+    parts: tuple[tuple[int, str], ...] = field(default=(), compare=False)  # bytes and hash of each of several
+
+    @property
+    def pieces(self) -> list[Piece]:
+        parts = self.parts or ((self.bytes, self.sha256),)
+        ends = itertools.accumulate(size for size, _ in parts)
+        return [Piece(self.path, end - size, size, sha256) for end, (size, sha256) in zip(ends, parts)]
 
 
 @dataclass(frozen=True)
@@ -69,14 +88,24 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(entry.bytes for entry in self.entries)
 
-    def key(self, entry: FileEntry) -> str:
-        return f"{self.place}/{entry.key}"
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for entry in self.entries for piece in entry.pieces]
+
+    def key(self, piece: Piece) -> str:
+        return f"{self.place}/{piece.key}"
 
     def encoded(self) -> bytes:
-        head = {"schema": SCHEMA, "kind": self.kind, "name": self.name, "uid": self.uid, "push": self.push}
-        files = [{"path": e.path, "bytes": e.bytes, "sha256": e.sha256, "key": e.key} for e in self.entries]
+        schema = SCHEMA if any(entry.parts for entry in self.entries) else 1
+        head = {"schema": schema, "kind": self.kind, "name": self.name, "uid": self.uid, "push": self.push}
+        files = [{"path": e.path, "bytes": e.bytes, "sha256": e.sha256, **_where(e)} for e in self.entries]
         more = {"created": self.created, "bytes": self.num_bytes, "document": self.document, "files": files}
         return msgspec.json.format(to_json({**head, **more}), indent=1) + b"\n"
+
+
+def _where(entry: FileEntry) -> dict[str, Any]:
+    keys = [{"bytes": one.bytes, "sha256": one.sha256, "key": one.key} for one in entry.pieces]
+    return {"parts": keys} if entry.parts else {"key": keys[0]["key"]}
 
 
 def place_of(kind: str, name: str) -> str:
@@ -117,15 +146,22 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
             raise ValueError(f"it is of {content['kind']} {content['name']}, not of {kind} {name}")
         entries = []
         for spec in content["files"]:
-            entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"])
+            parts = [(part["bytes"], part["sha256"]) for part in spec.get("parts") or ()]
+            entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"], tuple(parts))
             if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
                 raise ValueError("a file has no path or no size")
-            if not isinstance(entry.sha256, str) or not _HASH.fullmatch(entry.sha256):
-                raise ValueError(f"{entry.path!r} has no hash")
+            for size, sha256 in ((entry.bytes, entry.sha256), *parts):
+                if not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
+                    raise ValueError(f"{entry.path!r} has no hash")
+                if not isinstance(size, int) or size < 0:
+                    raise ValueError(f"a part of {entry.path!r} has no size")
+            if parts and sum(size for size, _ in parts) != entry.bytes:
+                raise ValueError(f"the parts of {entry.path!r} are not its {entry.bytes} bytes")
             if any(part in ("", ".", "..") or "\0" in part for part in entry.path.split("/")):
                 raise ValueError(f"the path {entry.path!r} leads out of the item")
-            if spec.get("key") != entry.key:
-                raise ValueError(f"{entry.path!r} lies at {spec.get('key')!r}, which is not its place")
+            for piece, said in zip(entry.pieces, spec.get("parts") or [spec]):
+                if said.get("key") != piece.key:
+                    raise ValueError(f"{entry.path!r} lies at {said.get('key')!r}, which is not its place")
             entries.append(entry)
         # No path twice, and none that is a file and a folder.
         paths = [entry.path for entry in entries]

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rung.errors import RunError
-from rung.files import sha256, sync
+from rung.files import exchange, sha256, sync
 from rung.remote.bucket import Bucket, Meter, RemoteError, Report, in_parallel
 from rung.remote.manifest import FileEntry, Manifest, check_item, read_manifest
 from rung.remote.snapshot import lacking, position_of, step_of, uid_of
@@ -257,10 +258,10 @@ def _fetch(
         _link(here / entry.path, beside)
         meter.add(entry.bytes)
     else:
-        digest, where, size = hashlib.sha256(), bucket.at(manifest.key(entry)), 0
+        digest, where, size = hashlib.sha256(), bucket.at(manifest.key(entry.pieces[0])), 0
         with beside.open("wb") as file:
             try:
-                for piece in bucket.receive(manifest.key(entry)):
+                for piece in itertools.chain.from_iterable(bucket.receive(manifest.key(one)) for one in entry.pieces):
                     file.write(piece)
                     digest.update(piece)
                     size += len(piece)
@@ -437,9 +438,13 @@ def _rename_inside(folder: Path, new: str, here: Mapping[str, Any] | None = None
 
 
 def _swap(target: Path, staging: Staging) -> None:
-    """Moves the old item away and the new one in, under the lock of their folder."""
+    """Moves the old item away and the new one in, under the lock of their folder; in one moment where the disk can."""
     old = target.with_name(f".pull-{target.name}.old")  # not a name that `rung gc` clears
     with locked(target.parent):
+        if exchange(staging.files, target):
+            sync(target.parent)
+            shutil.rmtree(staging.files, ignore_errors=True)
+            return
         os.rename(target, old)
         try:
             os.rename(staging.files, target)

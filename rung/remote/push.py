@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rung.errors import UserError
 from rung.remote.bucket import Bucket, Meter, RemoteError, Report, Version, WriteConflict, in_parallel
-from rung.remote.manifest import FileEntry, Manifest, check_item, place_of, read_manifest
+from rung.remote.manifest import FileEntry, Manifest, Piece, check_item, place_of, read_manifest
 from rung.remote.snapshot import Snapshot, SourceChanged, lacking, position_of, snapshot_run
 from rung.runs.paths import is_known
 from rung.runs.query import Run
@@ -89,6 +89,8 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
         _refuse(bucket, snapshot, there)
 
     # All that is sent, and what is there and stays.
+    if there is not None and there.uid == snapshot.uid:
+        snapshot = snapshot.continuing(there.entries)
     here = {entry.path for entry in snapshot.entries}
     kept = there.entries if there is not None and there.uid == snapshot.uid else ()
     entries = [*snapshot.entries, *(entry for entry in kept if entry.path not in here and _may_stay(snapshot, entry))]
@@ -98,7 +100,8 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
     )  # fmt: skip
 
     before = bucket.sizes(f"{manifest.place}/files")
-    missing = [entry for entry in snapshot.entries if before.get(manifest.key(entry)) != entry.bytes]
+    pieces = {piece.key: piece for entry in snapshot.entries for piece in entry.pieces}
+    missing = [piece for piece in pieces.values() if before.get(manifest.key(piece)) != piece.bytes]
     done = PushResult(
         snapshot.kind, snapshot.name, bucket.at(manifest.place), len(manifest.entries), manifest.num_bytes,
         left_out=snapshot.left_out,
@@ -113,7 +116,7 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
         remedy = "push again" if is_here else "it is not here either: push it from where it is, or --delete the item"
         raise RemoteError(
             f"{bucket.at(manifest.key(absent[0]))} is missing or incomplete in the bucket, with {len(absent)} of "
-            f"{len(manifest.entries)} files; nothing was made visible: {remedy}.",
+            f"{len(manifest.pieces)} files; nothing was made visible: {remedy}.",
             code="item-damaged",
         )
     if options.is_verified:
@@ -133,7 +136,7 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
         _send(bucket, snapshot, manifest, lost, options)  # another push cleaned up after itself in that moment
 
     # Files of earlier states go. Leaving them does no harm, so a failure is only noted.
-    named = {manifest.key(entry) for entry in manifest.entries}
+    named = {manifest.key(piece) for piece in manifest.pieces}
     old, num_removed, left = [key for key in before if key not in named], 0, ""
     try:
         now = read_manifest(bucket, manifest.kind, manifest.name) if old else None
@@ -142,7 +145,7 @@ def push(bucket: Bucket, snapshot: Snapshot, options: PushOptions = _PLAIN) -> P
             num_removed = len(old)
     except UserError as error:
         left = f"{len(old)} files that nothing names could not be removed: {error}"
-    num_bytes = sum(entry.bytes for entry in missing)
+    num_bytes = sum(piece.bytes for piece in missing)
     return dataclasses.replace(done, num_sent=len(missing), sent_bytes=num_bytes, num_removed=num_removed, left=left)
 
 
@@ -201,26 +204,26 @@ def _refuse(bucket: Bucket, snapshot: Snapshot, there: Manifest) -> None:
 
 
 def _send(
-    bucket: Bucket, snapshot: Snapshot, manifest: Manifest, entries: Iterable[FileEntry], options: PushOptions
+    bucket: Bucket, snapshot: Snapshot, manifest: Manifest, pieces: Iterable[Piece], options: PushOptions
 ) -> None:
-    large_first = sorted(entries, key=lambda entry: -entry.bytes)
-    meter = Meter(f"sending {snapshot.name}", sum(entry.bytes for entry in large_first), options.report)
+    large_first = sorted(pieces, key=lambda piece: -piece.bytes)
+    meter = Meter(f"sending {snapshot.name}", sum(piece.bytes for piece in large_first), options.report)
 
-    def send(entry: FileEntry) -> None:
+    def send(whole: Piece) -> None:
         num_sent = 0
 
         def counted() -> Iterator[bytes]:
             nonlocal num_sent
             meter.add(-num_sent)  # of an attempt that failed
             num_sent = 0
-            for piece in snapshot.chunks(entry):
+            for piece in snapshot.chunks(whole):
                 if options.is_over():
                     raise PushCancelled(f"{snapshot.name} was not sent completely.", code="cancelled")
                 num_sent += len(piece)
                 meter.add(len(piece))
                 yield piece
 
-        bucket.send(manifest.key(entry), counted, entry.bytes)
+        bucket.send(manifest.key(whole), counted, whole.bytes)
 
     in_parallel(send, large_first)
 
@@ -229,31 +232,31 @@ def _may_stay(snapshot: Snapshot, entry: FileEntry) -> bool:
     return snapshot.stays(entry) and (snapshot.kind != "run" or is_known(entry.path))
 
 
-def _absent(bucket: Bucket, manifest: Manifest) -> list[FileEntry]:
+def _absent(bucket: Bucket, manifest: Manifest) -> list[Piece]:
     now = bucket.sizes(f"{manifest.place}/files")
-    return [entry for entry in manifest.entries if now.get(manifest.key(entry)) != entry.bytes]
+    return [piece for piece in manifest.pieces if now.get(manifest.key(piece)) != piece.bytes]
 
 
 def _verify(bucket: Bucket, snapshot: Snapshot, manifest: Manifest, options: PushOptions) -> None:
     """Hashes what is in the bucket; sends what is damaged there once more, and hashes that again."""
 
-    def damaged(entries: Sequence[FileEntry]) -> list[FileEntry]:
-        bad: list[FileEntry] = []
-        meter = Meter(f"reading {manifest.name} back", sum(entry.bytes for entry in entries), options.report)
+    def damaged(pieces: Sequence[Piece]) -> list[Piece]:
+        bad: list[Piece] = []
+        meter = Meter(f"reading {manifest.name} back", sum(piece.bytes for piece in pieces), options.report)
 
-        def read(entry: FileEntry) -> None:
+        def read(whole: Piece) -> None:
             digest = hashlib.sha256()
             with contextlib.suppress(FileNotFoundError):
-                for piece in bucket.receive(manifest.key(entry)):
+                for piece in bucket.receive(manifest.key(whole)):
                     digest.update(piece)
                     meter.add(len(piece))
-            if digest.hexdigest() != entry.sha256:
-                bad.append(entry)
+            if digest.hexdigest() != whole.sha256:
+                bad.append(whole)
 
-        in_parallel(read, entries)
+        in_parallel(read, pieces)
         return bad
 
-    bad = damaged(manifest.entries)
+    bad = damaged(manifest.pieces)
     own = [entry for entry in bad if entry.path in snapshot.sources]
     _send(bucket, snapshot, manifest, own, options)
     still = [entry for entry in bad if entry.path not in snapshot.sources] + damaged(own)

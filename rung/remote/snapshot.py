@@ -14,14 +14,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rung.errors import RunError
 from rung.files import sha256
 from rung.remote.bucket import RemoteError
-from rung.remote.manifest import FileEntry
+from rung.remote.manifest import FileEntry, Piece
 from rung.runs.files import read_json, reason
 from rung.runs.marks import BEST, PINNED, read_mark, save_folder, saved_steps
 from rung.runs.metrics import last_row_of
@@ -32,6 +32,8 @@ from rung.runs.record import named_by_folder
 
 CHECKPOINTS = ("kept", "best", "last", "all", "none")  # kept: the best, the last and those that are pinned
 _CHUNK = 1 << 20
+_LEAST_BYTES = 64 << 10  # a file of lines is sent whole up to here
+_MOST_PIECES = 64  # of one file; then it is sent whole once more
 _SAVE = re.compile(r"checkpoints/([0-9]{1,18})/.")
 _ROWS = re.compile(r"metrics/([0-9]{1,18})\.ndjson")
 _WRITTEN = ("verdict", "tags", "why")  # by people, at any time
@@ -56,11 +58,27 @@ class Snapshot:
     stays: Callable[[FileEntry], bool] = lambda entry: False
     left_out: tuple[str, ...] = ()  # files of the folder that no run has
 
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yields the bytes of a file; raises SourceChanged before the end if they are not those of the entry."""
+    def continuing(self, there: Sequence[FileEntry]) -> Snapshot:
+        """The same, with files of lines that have grown in the pieces that are there and one of what came since."""
+        known = {entry.path: entry for entry in there}
+        return replace(self, entries=tuple(self._continued(entry, known.get(entry.path)) for entry in self.entries))
+
+    def _continued(self, entry: FileEntry, there: FileEntry | None) -> FileEntry:
+        if there is None or entry == there:
+            return there or entry
+        is_longer = entry.path.endswith(".ndjson") and _LEAST_BYTES < there.bytes < entry.bytes
+        if not is_longer or len(there.pieces) >= _MOST_PIECES or not self.begins_with(there):
+            return entry
+        parts = [(piece.bytes, piece.sha256) for piece in there.pieces]
+        num_new = entry.bytes - there.bytes
+        parts.append((num_new, _hash(self.sources[entry.path], num_new, there.bytes)))
+        return replace(entry, parts=tuple(parts))
+
+    def chunks(self, entry: Piece) -> Iterator[bytes]:
+        """Yields the bytes of a piece; raises SourceChanged before the end if they are not those of its hash."""
         digest, left = hashlib.sha256(), entry.bytes
         try:
-            for piece in _pieces(self.sources[entry.path], left):
+            for piece in _chunks(self.sources[entry.path], entry.start, left):
                 digest.update(piece)
                 left -= len(piece)
                 if not left and digest.hexdigest() != entry.sha256:
@@ -283,15 +301,16 @@ def _whole_lines(file: Path) -> int:
     return 0
 
 
-def _pieces(file: Path, num_bytes: int) -> Iterator[bytes]:
+def _chunks(file: Path, start: int, num_bytes: int) -> Iterator[bytes]:
     with file.open("rb") as handle:
+        handle.seek(start)
         while num_bytes and (piece := handle.read(min(_CHUNK, num_bytes))):
             num_bytes -= len(piece)
             yield piece
 
 
-def _hash(file: Path, num_bytes: int) -> str:
+def _hash(file: Path, num_bytes: int, start: int = 0) -> str:
     digest = hashlib.sha256()
-    for piece in _pieces(file, num_bytes):
+    for piece in _chunks(file, start, num_bytes):
         digest.update(piece)
     return digest.hexdigest()

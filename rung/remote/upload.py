@@ -1,7 +1,7 @@
 """Uploads a run while it trains: after each save the record and the checkpoints, at the end all of it.
 
 A step only sets a flag; a thread does the rest, and rests after a push twice as long as that took, because files of
-lines are sent whole each time. A failure becomes an event `remote` and never ends the run: the next save tries again.
+lines are hashed each time. A failure becomes an event `remote` and never ends the run: the next save tries again.
 `finish` does not wait; `close` does, for a bounded time.
 """
 

@@ -35,11 +35,13 @@ from typing import TYPE_CHECKING, Any
 from rung.files import write_whole
 from rung.runs.files import to_json, write_json
 from rung.runs.process import start_time
-from rung.runs.provenance import SnapshotError, WorkingTree, is_secret, sources_below, version_of
+from rung.runs.provenance import SnapshotError, WorkingTree, sources_below, version_of
+from rung.secrets import is_secret_file
 
 if TYPE_CHECKING:
     from rung.runs.record import Record
 
+SCHEMA = 1  # of executed.json
 CONFIG_SUFFIXES = frozenset(
     {".yaml", ".yml", ".toml", ".json", ".jsonc", ".ini", ".cfg", ".conf", ".properties", ".sh"}
 )
@@ -105,7 +107,7 @@ class Executed:
         self._has_rows = False
         self._looked_at, self._next = 0, 0.0
         self._written = b""
-        self._document: dict[str, Any] = {"schema": 1, "base": str(self._base), "command": list(argv)}
+        self._document: dict[str, Any] = {"schema": SCHEMA, "base": str(self._base), "command": list(argv)}
         self._main, self._stack = "", []
         with _quietly():
             self._main, self._stack = _main(), list(_on_the_stack())
@@ -310,7 +312,7 @@ class Executed:
         """Its content in the run, where the snapshot does not hold it."""
         if self._held.get(label) == _blob(data, 64 if len(next(iter(self._held.values()), "")) == 64 else 40):
             entry["kept"] = "snapshot"
-        elif is_secret(os.path.basename(label)):
+        elif is_secret_file(label):
             entry |= {"kept": "", "why": "looks like a secret"}
         elif len(data) > _FILE_BYTES or self._kept_bytes + len(data) > _TOTAL_BYTES:
             entry |= {"kept": "", "why": "too large"}

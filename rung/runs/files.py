@@ -123,6 +123,14 @@ def read_json(path: Path) -> Any:
     return from_json(parse.read_bytes(path))
 
 
+def newer(path: Path, document: Mapping[str, Any], known: int) -> str | None:
+    """What is wrong with a document that a newer rung wrote; None where this one can read it."""
+    schema = document.get("schema", 0)
+    if not isinstance(schema, int) or schema <= known:
+        return None
+    return f"{path} was written by a newer rung (schema {schema}, this one reads up to {known}); upgrade rung"
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """One process at a time per folder; yields False on a disk without locks, where renames are still atomic."""

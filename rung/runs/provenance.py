@@ -13,7 +13,6 @@ secrets there. Those that decide about numbers, and what the run executed, are i
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import gzip
 import hashlib
@@ -32,6 +31,7 @@ from typing import Any
 
 from rung.files import write_whole
 from rung.runs.paths import outside_of_runs
+from rung.secrets import is_secret_file
 
 UNTRACKED_BYTES = 20_000_000  # one untracked file
 _UNTRACKED_TOTAL_BYTES = 200_000_000
@@ -39,7 +39,6 @@ _NUM_UNTRACKED = 5_000
 _NUM_LISTED = 200
 _GIT_TIMEOUT_S = 60.0
 _SMI_TIMEOUT_S = 5.0
-_SECRETS = (".env", ".env.*", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "credentials.json")
 _QUIET = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.safecrlf=false", "gc.auto=0",
     "core.sshCommand=false", "core.pager=cat",
@@ -224,9 +223,34 @@ class WorkingTree:
                 untracked = [name for name in map(os.fsdecode, filter(None, others)) if not _is_below(name, inside)]
                 taken, left_out = self._choose(untracked)
                 self._update_index([os.fsencode(name) for name in taken], "--add", "--remove")
+                self._take_submodules(left_out)
                 return self.ask("write-tree"), left_out
             finally:
                 del self.env["GIT_INDEX_FILE"]
+
+    def _take_submodules(self, left_out: list[str]) -> None:
+        """A submodule is kept as its commit, and with edits that are in no commit as its files."""
+        staged = os.fsdecode(self.git("ls-files", "--stage", "-z").stdout).split("\0")
+        for name in [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]:
+            other = WorkingTree(self.top / name)
+            if not (other.top / ".git").exists() or not other.ask("status", "--porcelain"):
+                continue
+            self._update_index([os.fsencode(name)], "--force-remove")
+            files = other._files(left_out, f"{name}/")
+            self._update_index([os.fsencode(file) for file in files], "--add", "--remove")
+
+    def _files(self, left_out: list[str], prefix: str) -> list[str]:
+        """The files of a checkout and of its submodules, as named from the outermost one."""
+        staged = os.fsdecode(self.git("ls-files", "--stage", "-z").stdout).split("\0")[:-1]
+        found = [line.partition("\t")[2] for line in staged if not line.startswith("160000 ")]
+        others = self.git("ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0")
+        taken, left = self._choose([os.fsdecode(name) for name in others if name])
+        left_out += [f"{prefix}{line}" for line in left]
+        files = [prefix + name for name in (*found, *taken)]
+        for name in [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]:
+            if (self.top / name / ".git").exists():
+                files += WorkingTree(self.top / name)._files(left_out, f"{prefix}{name}/")
+        return files
 
     def _update_index(self, names: Sequence[bytes], *options: str) -> None:
         if names:
@@ -240,7 +264,7 @@ class WorkingTree:
             base = os.path.basename(name)
             if name.endswith("/"):
                 left_out.append(f"{name} (a repository of its own)")
-            elif is_secret(base):
+            elif is_secret_file(name):
                 left_out.append(f"{name} (looks like a secret)")
             else:
                 with contextlib.suppress(FileNotFoundError):
@@ -270,10 +294,6 @@ def _is_below(name: str, folders: Sequence[str]) -> bool:
 def _first_line(stderr: bytes) -> str:
     lines = [line for line in os.fsdecode(stderr).splitlines() if line.strip()]
     return lines[0].removeprefix("fatal: ") if lines else "failed without a message"
-
-
-def is_secret(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in _SECRETS)
 
 
 def is_source(name: str) -> bool:
@@ -333,8 +353,12 @@ def sources_below(root: Path, exclude: Sequence[Path], left_out: list[str]) -> I
                 left_out.append(f"all after {num_seen - 1} files ({here} and beyond)")
                 return
             path = here / name
-            if not name.startswith(".") and is_source(name) and path.is_file() and not path.is_symlink():
-                yield path
+            if name.startswith(".") or not is_source(name) or not path.is_file() or path.is_symlink():
+                continue
+            if is_secret_file(path.relative_to(root).as_posix()):
+                left_out.append(f"{path.relative_to(root).as_posix()} (looks like a secret)")
+                continue
+            yield path
 
 
 def environment(device: dict[str, Any] | None = None) -> dict[str, Any]:

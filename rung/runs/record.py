@@ -26,12 +26,15 @@ from rung.errors import RunError
 from rung.files import write_whole
 from rung.parse import mismatch
 from rung.runs import paths
-from rung.runs.files import LineFile, locked, plain, read_json, reason, to_json, write_json, writing
+from rung.runs.files import LineFile, locked, newer, plain, read_json, reason, to_json, write_json, writing
 from rung.runs.metrics import MetricsWriter, Number, TablesWriter, last_row, next_segment
 from rung.runs.process import BEAT_S, HEARTBEAT, Liveness, liveness, this_process
 from rung.runs.provenance import environment, packages, snapshot
 
-SCHEMA = 1  # raise it when an older reader would misread a run
+# Of run.json, and of all documents, rows, tables and events beside it; saves, captures and evals, which are also read
+# by their own paths, name their own. Raise it when an older reader would misread a run.
+SCHEMA = 1
+EVAL_SCHEMA = 1  # of evals/<split>-<step>.json
 STATUSES = ("finished", "stopped", "crashed", "diverged")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]*")
@@ -195,7 +198,8 @@ class Record:
             process, now, row = this_process(), utc_now(), last_row(path / "metrics")
             segment = _segment(number, command, process, now, env_name, code)
             last_step = None if row is None else int(row["step"])
-            document |= {"status": "running", "ended": None, "process": process, "last_step": last_step}
+            document |= {"schema": SCHEMA, "status": "running", "ended": None, "process": process}
+            document["last_step"] = last_step
             document["segments"] = [*(document.get("segments") or []), segment]
             write_json(path / "run.json", document)
             return cls(path, plain(document), number, code)
@@ -326,10 +330,8 @@ def read_document(path: Path) -> dict[str, Any]:
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, int):
         raise RunError(f"{file} is damaged: it names no schema.", code="run-damaged")
-    if schema > SCHEMA:
-        known = f"schema {schema}, this one reads up to {SCHEMA}"
-        message = f"{path} was written by a newer rung ({known}); upgrade rung."
-        raise RunError(message, code="version-mismatch")
+    if problem := newer(path, document, SCHEMA):
+        raise RunError(f"{problem}.", code="version-mismatch")
     if not isinstance(document.get("id"), str):
         raise RunError(f"{file} is damaged: it names no id.", code="run-damaged")
     return named_by_folder(document, path)

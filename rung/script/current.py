@@ -27,7 +27,8 @@ from rung.runs.query import Run, open_run
 from rung.runs.record import Record, read_document
 from rung.script.never_raise import say
 from rung.script.run import RECIPE, OwnRun
-from rung.script.settings import command_without_secrets, dotted, source_of, tree_of, without_secrets
+from rung.script.settings import dotted, source_of, tree_of
+from rung.secrets import command_without_secrets, without_secrets
 
 UNSEEDED = 67280421310721  # what torch says of a generator that nobody has seeded
 

@@ -24,8 +24,9 @@ from rung.script.media import parts
 from rung.script.missing import OF_A_RUN, missing
 from rung.script.never_raise import NeverRaise, never_raise, say
 from rung.script.observe import Observer
-from rung.script.settings import SCRIPT, Settings, dotted, without_secrets
+from rung.script.settings import SCRIPT, Settings, dotted
 from rung.script.step_axis import StepAxis
+from rung.secrets import without_secrets
 from rung.text import error_text
 
 if TYPE_CHECKING:

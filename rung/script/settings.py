@@ -1,25 +1,17 @@
 """The configuration of a script of one's own: a tree that reads as attributes and as items, and knows who set a value.
 
-Anything that is a mapping of names to values will do: a dict, a dataclass, what argparse returns, OmegaConf. Values
-that look like secrets by their name are hidden before anything is written.
+Anything that is a mapping of names to values will do: a dict, a dataclass, what argparse returns, OmegaConf.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from rung.errors import UserError
 
 SCRIPT, COMMAND_LINE = "script", "command line"
-HIDDEN = "(hidden)"
-_SECRET = re.compile(
-    r"token|(.*[_.-])?(api[_-]?key|password|passwd|secret|secret[_-]?key|credentials?|private[_-]?key"
-    r"|(access|auth|hub|hf|bearer|wandb|api|refresh|login)[_-]?token)",  # pad_token is none
-    re.I,
-)
 Changed = Callable[[dict[str, Any]], None]  # is told of dotted keys and their new values
 
 
@@ -57,33 +49,6 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from dotted(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: without_secrets(value)
-        if isinstance(value, Mapping)
-        else HIDDEN
-        if isinstance(value, str) and value and _SECRET.fullmatch(name)
-        else value
-        for name, value in tree.items()
-    }
-
-
-def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line whose secrets are hidden, in `--hub_token=x` and in `--hub_token x`."""
-    shown: list[str] = []
-    is_secret = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        is_named = bool(_SECRET.fullmatch(name.lstrip("-")))
-        if is_secret and not word.startswith("-"):
-            word = HIDDEN
-        elif is_named and equals and value:
-            word = f"{name}={HIDDEN}"
-        is_secret = is_named and not equals and word.startswith("-")
-        shown.append(word)
-    return shown
 
 
 def source_of(key: str, words: Sequence[str]) -> str:

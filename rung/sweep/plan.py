@@ -22,7 +22,7 @@ from rung.config import Layer, Schema, key, load_file
 from rung.errors import ConfigError, RunError, UserError
 from rung.files import write_whole
 from rung.parse import mismatch
-from rung.runs.files import locked, read_json, refused, write_json
+from rung.runs.files import locked, newer, read_json, refused, write_json
 from rung.runs.query import nearest
 from rung.runs.record import check_name
 from rung.sweep.space import Point, Sweep, make_point, override, split_files
@@ -327,11 +327,10 @@ def _document(folder: Path) -> dict[str, Any]:
         raise RunError(message, code="sweep-damaged") from None
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int) or "points" not in document:
         raise RunError(f"{file} is damaged: it names no schema or no points.", code="sweep-damaged")
+    if problem := newer(file, document, SCHEMA):
+        raise RunError(f"{problem}.", code="sweep-newer")
     if found := mismatch(document, _SHAPE, "it"):
         raise RunError(f"{file} is damaged: {found}; start the sweep again from its file.", code="sweep-damaged")
     if any(not isinstance(one.get("key"), str) for one in document["points"] or ()):
         raise RunError(f"{file} is damaged: a point has no key; start the sweep again.", code="sweep-damaged")
-    if document["schema"] > SCHEMA:
-        message = f"{file} was written by a newer rung (schema {document['schema']}); upgrade rung."
-        raise RunError(message, code="sweep-newer")
     return document

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rung.data import store
 from rung.data.store import SCHEMA, Store, StoreWriter, check_apart, place
 from rung.errors import DataError
 from tests.errors import raises_code
@@ -277,6 +278,7 @@ def test_a_move_that_fails_brings_the_old_store_back(
             raise error
         return rename(self, target)
 
+    monkeypatch.setattr(store, "exchange", lambda a, b: False)  # as on a disk that cannot
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(DataError if isinstance(error, OSError) else KeyboardInterrupt):
         write(out, [4, 5], replace=True)

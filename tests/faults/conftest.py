@@ -11,6 +11,7 @@ import pytest
 from rung.runs.query import Run
 
 from .lives import ARGS, SAVING, Lives, saves_of, the_run
+from .machine import COUNTS
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +52,11 @@ def half(killed: Path, tmp_path: Path) -> Path:
     """A copy of it that a test may damage."""
     shutil.copytree(killed, tmp_path / "half")
     return tmp_path / "half"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if COUNTS:
+        num_kills = sum(num for what, num in COUNTS.items() if what.startswith("kills"))
+        terminalreporter.section(f"what the fault machine did, {num_kills} kills among it")
+        for what, num in sorted(COUNTS.items()):
+            terminalreporter.line(f"{num:6}  {what}")

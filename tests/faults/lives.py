@@ -29,7 +29,7 @@ class Life(NamedTuple):
     code: int
     out: str
     err: str
-    num_lines: int | None = None
+    counted: Any = None  # what the job counted: lines, visits of lines, or calls that write
 
 
 class Lives:
@@ -64,7 +64,7 @@ class Lives:
         code = int(self._answer())
         texts = [Path(f"{out}{ending}") for ending in ("", ".err", ".lines")]
         read = [path.read_text() if path.exists() else "" for path in texts]
-        return Life(code, read[0], read[1], int(read[2]) if read[2] else None)
+        return Life(code, read[0], read[1], json.loads(read[2]) if read[2] else None)
 
     def rung(self, *args: object, cwd: Path, **faults: Any) -> Life:
         return self.end(self.begin(*args, cwd=cwd, **faults)[1])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rung.data.store import _hash_of
 from rung.engine.checkpoint import Checkpoints, problem_of, to_delete
 from rung.files import sha256
 from rung.runs.query import Run
@@ -169,6 +170,7 @@ def test_data_changed_under_a_run(lives: Lives, args: list[str], whole: Run, pia
     splits["train"].reverse()
     (data / "splits.json").write_text(json.dumps(splits))
     manifest["files"]["splits.json"]["sha256"] = sha256(data / "splits.json")
+    manifest["sha256"] = _hash_of(manifest)
     (data / "manifest.json").write_text(json.dumps(manifest))
     life = lives.rung("resume", "piano/1", cwd=tmp_path)
     assert is_one_sentence(life), life.err

@@ -77,8 +77,8 @@ def num_lines(lives: Lives, args: list[str], tmp_path_factory: pytest.TempPathFa
     for name, files in {"all": [""], "saving": SAVING}.items():
         life = lives.rung(*args, cwd=tmp_path_factory.mktemp("count"), die={"files": files, "at": None})
         assert life.code == 0
-        assert life.num_lines is not None
-        found[name] = life.num_lines
+        assert life.counted is not None
+        found[name] = life.counted
     return found
 
 

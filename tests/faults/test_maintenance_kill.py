@@ -71,8 +71,8 @@ def num_lines(lives: Lives, folder: Path, files: list[str], *args: str) -> int:
     as_it_was(folder)
     life = lives.rung(*args, cwd=folder, die={"files": files, "at": None})
     assert life.code == 0, life.err
-    assert life.num_lines is not None
-    return life.num_lines
+    assert life.counted is not None
+    return life.counted
 
 
 def moments(total: int) -> list[int]:
@@ -135,7 +135,7 @@ def test_killed_while_deleting(lives: Lives, folder: Path) -> None:
         return root
 
     root = fill()
-    total = lives.rung("gc", "--yes", cwd=folder, die={"files": REMOVING, "at": None}).num_lines
+    total = lives.rung("gc", "--yes", cwd=folder, die={"files": REMOVING, "at": None}).counted
     assert total is not None
     assert total > 50
     end = refs(folder)

@@ -73,8 +73,9 @@ class Asked:
 
 @dataclass
 class Proxy:
-    """Stands before a server. `fault` says what happens to a request: None, "500", "403", "cut" (nothing gets through),
-    "lost" (it is obeyed, and the answer never comes) or "half" (the answer breaks off). `before` sees each."""
+    """Stands before a server. `fault` says what happens to a request: None, "500", "503", "403", "cut" (nothing gets
+    through), "lost" (it is obeyed, and the answer never comes), "hang" (nothing comes for two seconds), "half" (the
+    answer breaks off) or "rot" (a byte of the answer is another one). `before` sees each."""
 
     address: str
     upstream: str
@@ -119,10 +120,12 @@ def _handler(state: Proxy) -> type[http.server.BaseHTTPRequestHandler]:
             fault = state.fault(asked)
             if fault is not None:
                 state.faults.append(fault)
-            if fault == "cut":
+            if fault in ("cut", "hang"):
+                time.sleep(2 if fault == "hang" else 0)
                 self.drop()
-            elif fault in ("500", "403"):
-                self.reply(int(fault), b"<Error><Code>Injected</Code></Error>", {})
+            elif fault in ("500", "503", "403"):
+                code = "SlowDown" if fault == "503" else "Injected"
+                self.reply(int(fault), f"<Error><Code>{code}</Code></Error>".encode(), {})
             else:
                 status, headers, data = self.forward(body)
                 if fault == "lost":
@@ -130,6 +133,9 @@ def _handler(state: Proxy) -> type[http.server.BaseHTTPRequestHandler]:
                 elif fault == "half" and len(data) > 1:
                     self.reply(status, data[: len(data) // 2], headers, len(data))
                     self.drop()
+                elif fault == "rot" and data:
+                    at = len(data) // 2
+                    self.reply(status, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], headers)
                 else:
                     self.reply(status, data, headers)
 

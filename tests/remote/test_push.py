@@ -59,6 +59,43 @@ def test_what_is_there_is_not_sent_again(between: Proxy, s3: str, tmp_path: Path
     assert (more.num_sent, more.sent_bytes) == (1, 3)
 
 
+def test_of_rows_only_the_new_ones_are_sent(
+    between: Proxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a push that was cut off, and until there are too many pieces; what is pulled is the same file."""
+    monkeypatch.setattr(snapshots, "_MOST_PIECES", 4)
+    bucket, record = Bucket(s3), start(tmp_path / "runs")
+    file, place = record.path / "metrics/000.ndjson", "runs/piano/1/files/metrics/000.ndjson"
+    steps(record, 0, 2000)
+    push_run(bucket, record.path)
+    before = file.stat().st_size
+    assert before > 100_000
+    for number in range(1, 6):
+        steps(record, 2000 + number * 50, 2050 + number * 50)
+        now = file.stat().st_size
+        between.asked.clear()
+        push_run(bucket, record.path)
+        sent = sum(one.num_bytes for one in between.asked if "metrics" in one.path and one.method == "PUT")
+        assert sent == (now - before if number != 4 else now), "whole once more, when there are four pieces"
+        before = now
+        pull_run(bucket, "piano/1", tmp_path / "back")
+        assert (tmp_path / "back/piano/1/metrics/000.ndjson").read_bytes() == file.read_bytes()
+        assert sum(size for key, size in bucket.sizes("runs").items() if key.startswith(place)) == now
+    record.finish("finished")
+    assert push_run(bucket, record.path).num_sent < 5
+    pull_run(bucket, "piano/1", tmp_path / "back")
+    found = read_manifest(bucket, "run", "piano/1")
+    assert found is not None
+    pieces = [piece for piece in found[0].pieces if piece.path == "metrics/000.ndjson"]
+    assert len(pieces) == 2
+    bucket.delete([found[0].key(pieces[-1])])
+    assert push_run(bucket, record.path).num_sent == 1
+    bucket.send(found[0].key(pieces[0]), lambda: iter([b"x" * pieces[0].bytes]), pieces[0].bytes)
+    assert push_run(bucket, record.path, options=PushOptions(is_verified=True)).num_sent == 0
+    pull_run(bucket, "piano/1", tmp_path / "again")
+    assert (tmp_path / "again/piano/1/metrics/000.ndjson").read_bytes() == file.read_bytes()
+
+
 def test_a_push_asks_for_the_list_of_files_a_few_times(between: Proxy, s3: str, tmp_path: Path) -> None:
     """And not once for each file."""
     push(Bucket(s3), tree(tmp_path, {f"{i}.bin": b"x" for i in range(30)}))

@@ -162,6 +162,58 @@ def test_large_secret_and_nested_things_are_left_out_and_listed(repo: Path, monk
     assert sorted(line.split()[0] for line in code["left_out"]) == [".env", "big.npy", "nested/"]
 
 
+def test_edits_in_a_submodule_are_kept(repo: Path, tmp_path: Path) -> None:
+    """Without them its commit is kept; with them its files, those of a submodule in it too."""
+    for name in ("inner", "lib"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "-q")
+        (tmp_path / name / f"{name}.py").write_text(f"{name} = 1\n")
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, "commit", "-q", "-m", name)
+        if name == "lib":
+            git(tmp_path / name, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(tmp_path / "inner"))
+            git(tmp_path / name, "commit", "-q", "-m", "inner")
+    allowed = ("-c", "protocol.file.allow=always")
+    git(repo, *allowed, "submodule", "add", "-q", str(tmp_path / "lib"))
+    git(repo, *allowed, "submodule", "update", "-q", "--init", "--recursive")
+    assert git(repo, "ls-tree", keep(repo)["ref"], "lib").startswith("160000 commit")
+    (repo / "lib/inner/inner.py").write_text("inner = 2\n")
+    (repo / "lib/new.py").write_text("new\n")
+    (repo / "lib/.env").write_text("TOKEN=1\n")
+    before = state(repo), state(repo / "lib")
+    code = keep(repo, "piano/2")
+    assert (state(repo), state(repo / "lib")) == before
+    found = files(repo, code["ref"])
+    assert found["lib/inner/inner.py"] == "inner = 2\n"
+    assert (found["lib/lib.py"], found["lib/new.py"]) == ("lib = 1\n", "new\n")
+    assert "lib/.env (looks like a secret)" in code["left_out"]
+    assert "lib/.env" not in found
+
+
+SECRETS = [
+    ".env", "prod.env", ".aws/credentials", ".git-credentials", ".pypirc", ".npmrc", "id_ecdsa", "key.p12", "a/b.pem",
+    "credentials.json", "client_secret_x.json", ".docker/config.json", "secrets.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_git", [True, False])
+def test_no_secret_is_kept(repo: Path, tmp_path: Path, is_git: bool) -> None:
+    folder = repo if is_git else tmp_path / "plain"
+    for name in (*SECRETS, "secrets.py", "keys.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a")
+    code = provenance.snapshot(folder, tmp_path, "x/1", [])
+    if is_git:
+        found = set(files(repo, code["ref"]))
+    else:
+        with tarfile.open(tmp_path / "code.tar.gz") as tar:
+            found = set(tar.getnames())
+    assert not found & set(SECRETS)
+    assert {"secrets.py", "keys.py"} <= found
+    seen = [name for name in SECRETS if is_git or (not name.startswith(".") and name.endswith((".json", ".yaml")))]
+    assert {f"{name} (looks like a secret)" for name in seen} <= set(code["left_out"])
+
+
 def test_a_ref_is_never_moved(repo: Path) -> None:
     first = keep(repo)
     (repo / "a.py").write_text("a = 4\n")

@@ -28,7 +28,7 @@ from rung.errors import UserError
 from rung.runs.query import Run, open_run
 from rung.script import never_raise
 from rung.script.run import OwnRun
-from rung.script.settings import command_without_secrets
+from rung.secrets import command_without_secrets
 from tests.errors import raises_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,13 +173,19 @@ def test_secrets_are_not_written(start: Start, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.argv", words)
     run = start(config={"hub_token": "hf_abc", "nested": {"API_KEY": "sk-abc"}, "pad_token": "<pad>", "max_tokens": 4})
     assert run.config.hub_token == "hf_abc"  # the script still has it
-    run.config.update({"wandb_api_key": "sk-abc"})
+    run.config.update({"wandb_api_key": "sk-abc", "data": "https://me:sk-abc@host/x", "openai_key": "sk-abc"})
+    run.config.update({"secret_access_key": "sk-abc", "urls": ["s3://a:sk-abc@b"]})
     assert run.path is not None
     for path in run.path.rglob("*"):
         if path.is_file():
             assert b"_abc" not in path.read_bytes(), path
             assert b"sk-abc" not in path.read_bytes(), path
     assert ended(run).config()["pad_token"] == "<pad>"
+    assert command_without_secrets(["rung", "hub_token=S", "x=http://a:b@c/d"]) == [
+        "rung",
+        "hub_token=(hidden)",
+        "x=http://a:(hidden)@c/d",
+    ]
     assert command_without_secrets(words) == [
         "train.py",
         "--hub_token=(hidden)",

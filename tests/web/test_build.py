@@ -23,7 +23,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small copy of what is needed to build, and a PATH with neither node nor npm."""
     copy = tmp_path / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore", "supply.py", "locked.txt"):
         shutil.copy(ROOT / name, copy)
     (copy / "rung").mkdir()
     shutil.copy(ROOT / "rung" / "__init__.py", copy / "rung")
@@ -62,9 +62,16 @@ def test_a_wheel_carries_the_built_page_and_not_its_sources(checkout: Path) -> N
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(checkout / json.loads(done.stdout)) as wheel:
         names = wheel.namelist()
+        (bill,) = (json.loads(wheel.read(name)) for name in names if name.endswith("sboms/rung.cdx.json"))
     assert "rung/web/static/index.html" in names
     assert "rung/web/play.py" in names
-    assert not [name for name in names if "/page/" in name or "hatch_build" in name]
+    assert not [name for name in names if "/page/" in name or "hatch_build" in name or "supply" in name]
+    found = {one["name"]: one for one in bill["components"]}
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {"torch", "numpy", "uplot", "obstore"} <= set(found)
+    assert found["numpy"]["hashes"][0]["content"] in (ROOT / "locked.txt").read_text()
+    assert found["click"]["scope"] == "required"
+    assert "pytest" not in found
 
 
 def test_node_is_asked_for_only_when_it_is_needed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

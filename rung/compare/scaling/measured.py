@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 from rung.compare.lineage import value_text
 from rung.compare.reading import UNREADABLE, curve_of, evals, evals_of, is_lower_better, main_metric, mapping
-from rung.runs.files import from_json, read_json, read_lines, to_json
+from rung.errors import RunError
+from rung.runs.files import from_json, newer, read_json, read_lines, to_json
 from rung.runs.paths import inside, stays
 from rung.runs.query import Run
+from rung.runs.record import EVAL_SCHEMA
 
 MEAN_OF_GROUPS = "mean_of_groups"
 _PART = "component/"  # before the name of a component in a run's own evals
@@ -82,7 +84,12 @@ def split_eval(run: Run, split: str) -> dict[str, Any] | None:
         if not stays(run.path, path):
             continue
         try:
-            document = read_json(path)
+            document = mapping(read_json(path))
+        except UNREADABLE:
+            continue
+        if problem := newer(path, document, EVAL_SCHEMA):
+            raise RunError(f"{problem}.", code="version-mismatch")
+        try:
             sets = document["sets"]
             figures = sets.get(split) or next(iter(sets.values()))
             if document["split"] == split and not str(document.get("weights", "")).startswith("folder"):
