@@ -2,6 +2,7 @@
 
     python -m tests.cases.write_doctor_page --catalogue    the table of rules, at once
     python -m tests.cases.write_doctor_page                that, and the figures: every case, its twin with five seeds
+    python -m tests.cases.write_doctor_page --keep FILE    the same, and what FILE knows is not run again
 
 The figures are measured as test_cases.py judges them: a sick case counts as caught when its rule speaks with at least
 the severity that the case asks for; every other rule that says sick there, and whatever says warn of a twin, is a false
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -20,8 +22,8 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -99,17 +101,32 @@ def _calls(
     return seen
 
 
-def judge(num_cases: int, is_script: bool, num_processes: int = 2) -> dict[str, Score]:
-    """Runs every case; a quarter of an hour and more for all of them."""
+def judge(is_script: bool, keep: Path, num_processes: int = 2) -> dict[str, Score]:
+    """Runs every case that `keep` does not hold; a quarter of an hour and more for all of them."""
+    known = cases()
+    names = [f"{'script ' if is_script else ''}{case.rule} {case.name}" for case in known]
+    assert len(set(names)) == len(names), "cases are kept by their names"
+    kept = dict(json.loads(line) for line in keep.read_text("utf-8").splitlines()) if keep.exists() else {}
+    left, failed = [number for number, name in enumerate(names) if name not in kept], []
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), max_tasks_per_child=10) as pool:
+        asked = {pool.submit(judge_one, number, is_script): names[number] for number in left}
+        for done in as_completed(asked):
+            if (error := done.exception()) is not None:
+                failed.append(f"{asked[done]}: {error!r}")
+                continue
+            kept[asked[done]] = asdict(done.result())
+            with keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([asked[done], kept[asked[done]]]) + "\n")
+    if failed:
+        raise SystemExit("\n".join(["these cases could not be run; the others are kept:", *failed]))
     scores: dict[str, Score] = {}
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-        for rule, one in pool.map(judge_one, range(num_cases), [is_script] * num_cases):
-            if one.num_cases:
-                scores.setdefault(rule, Score()).add(one)
+    for case, name in zip(known, names, strict=True):
+        if kept[name]["num_cases"]:
+            scores.setdefault(case.rule, Score()).add(Score(**kept[name]))
     return scores
 
 
-def judge_one(number: int, is_script: bool) -> tuple[str, Score]:
+def judge_one(number: int, is_script: bool) -> Score:
     """The case of this number, by which processes can name it: sick once, its twin with every seed.
 
     As a script only what a script can do wrong: a model, data, loss and settings that are a recipe's in the catalogue.
@@ -119,7 +136,7 @@ def judge_one(number: int, is_script: bool) -> tuple[str, Score]:
     sick, healthy, seeds = case.sick, case.healthy, SEEDS
     if is_script:
         if not (isinstance(sick, Trained) and isinstance(healthy, Trained)):
-            return case.rule, score
+            return score
         sick, healthy, seeds = as_script(sick), as_script(healthy), SEEDS[:1]
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet, contextlib.redirect_stderr(quiet):
         seen = sick(Path(folder) / "sick", 1)
@@ -138,7 +155,7 @@ def judge_one(number: int, is_script: bool) -> tuple[str, Score]:
     print(
         f"{where}{case.rule} {case.name}: {outcome}; {[*score.others, *score.alarms]}", file=sys.__stderr__, flush=True
     )
-    return case.rule, score
+    return score
 
 
 def as_script(of: Trained) -> Ask:
@@ -191,8 +208,10 @@ def _pattern(name: str) -> str:
 def main(args: Sequence[str]) -> None:
     text = put(PAGE.read_text("utf-8"), CATALOGUE, catalogue_table())
     if "--catalogue" not in args:
-        text = put(text, FIGURES, figures_table(judge(len(cases()), is_script=False)))
-        text = put(text, IN_SCRIPTS, figures_table(judge(len(cases()), is_script=True)))
+        with tempfile.TemporaryDirectory() as folder:
+            keep = Path(args[args.index("--keep") + 1] if "--keep" in args else Path(folder) / "judged.ndjson")
+            text = put(text, FIGURES, figures_table(judge(is_script=False, keep=keep)))
+            text = put(text, IN_SCRIPTS, figures_table(judge(is_script=True, keep=keep)))
     PAGE.write_text(text, "utf-8")
 
 
