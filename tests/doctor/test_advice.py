@@ -13,10 +13,11 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -26,10 +27,13 @@ from rung.cli import cli
 from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import flat, read
+from rung.random import Draw
+from rung.recipe import Stream
 from rung.runs.query import Run, open_run, ref
 from tests.cases.case import Trained
 from tests.cases.catalog import cases
 from tests.cases.running import run_case
+from tests.cases.tiny import Tiny
 from tests.forensics.failing import train
 
 PACKAGE = Path(rung.__file__).parent
@@ -103,8 +107,6 @@ def test_what_findings_of_a_recipe_advise_is_typed(
 
 @pytest.mark.parametrize("words", [("lr.learning_rate=1e4",), ("lr.learning_rate=10", "system.dtype=float16")])
 def test_what_a_verdict_advises_heals(words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cases.tiny import Tiny
-
     monkeypatch.chdir(tmp_path)
     run = train(Tiny, Path("runs"), "optimizer.max_iters=40", *words)
     assert run.status == "diverged"
@@ -115,6 +117,38 @@ def test_what_a_verdict_advises_heals(words: Sequence[str], tmp_path: Path, monk
     assert (child.status, child.document["parent"]) == ("finished", run.id)
     losses = [loss for loss in child.metrics(["loss"])["loss"] if loss is not None]
     assert losses[-1] < 4.0  # 3.5 is a uniform guess
+
+
+class Crashes(Tiny):
+    """Its data ends after ten steps, as a file that was cut off does."""
+
+    def streams(self) -> Mapping[str, Stream]:
+        streams = dict(super().streams())
+        gather = streams["train"].gather
+
+        def cut_off(ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            if draw.step >= 10:
+                raise OSError("the file ends here")
+            return gather(ids, draw)
+
+        streams["train"].gather = cut_off  # type: ignore[method-assign]
+        return streams
+
+
+@pytest.mark.parametrize("saves", [0, 5])
+def test_after_a_crash_the_command_continues_or_starts_again(
+    saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(Crashes, Path("runs"), "optimizer.max_iters=20", f"checkpoint.every={saves}")
+    assert run.status == "crashed"
+    [finding] = [finding for finding in diagnose(read(run)) if finding.rule == "R6"]
+    [command] = advised(finding, run)
+    assert command.split()[1] == ("resume" if saves else "train")
+    monkeypatch.setattr(Crashes, "streams", Tiny.streams)  # somebody fixed the error
+    done = typed(command)
+    assert done.exit_code == 0, done.output
+    assert open_run("case", Path("runs")).status == "finished"
 
 
 SCRIPT = """

@@ -368,7 +368,6 @@ def step_failed(history: History) -> Finding | None:
     what = f"the run {history.status} at step {step}" if ended else f"step {step} failed"
     what += " and was left out" if continued else ""
     why = str(event.get("why") or history.reason or "the run does not say why")
-    is_replayable = bool(event) or history.status == "diverged"
     return Finding(
         "warn" if continued else "fatal",
         f"{what}: {why}",
@@ -379,14 +378,8 @@ def step_failed(history: History) -> Finding | None:
             f"{len(events)} steps failed: {listed([e['step'] for e in events])}" if events[1:] else "",
             before(history, "loss", step),
         ],
-        probe=replay(history, step) if is_replayable else "read the traceback of the process",
-        remedy=names_the_cause(history, step, "the cause")
-        if is_replayable
-        else "fix the error, then start the script again"
-        if history.is_script
-        else f"fix the error, then continue from the last save with `rung resume {history.run_id or 'RUN'}`"
-        if history.events_of("save")
-        else f"fix the error, then start again with `rung train --from {history.run_id or 'RUN'}`",
+        probe=replay(history, step),
+        remedy=names_the_cause(history, step, "the cause"),
     )
 
 
