@@ -26,6 +26,7 @@ WINDOW = 100
 RISING = 3  # rows in a row that make a warm-up
 ENDED = 1e-4  # of the peak: a cosine is that low in its last half per cent
 SAME = 3  # evals with one value to all digits
+LOST = 0.25  # of the numbers with a gradient that a step leaves as they are; in float32 none, whatever the rate
 
 
 @rule("L1", "Weights that do not move as they should", "scan", needs=("observed",), is_for_scripts=True)
@@ -115,6 +116,21 @@ def weights_do_not_move(history: History) -> Iterator[Finding]:
             probe=f"`{WATCH}` records the size of each tensor's updates",
             remedy="look at the learning rate of their group, and whether something writes the old values back",
         )
+    half: dict[str, Any] = seen.get("half") or {}
+    followed, lost = int(half.get("followed") or 0), int(half.get("still") or 0)
+    if moved and followed and lost > LOST * followed:
+        yield Finding(
+            "warn",
+            f"the weights are {half.get('dtype')}, and {lost / followed:.0%} of the numbers that had a gradient stayed "
+            "as they were in a step: their updates are below the last digit, and lost",
+            since=0,
+            evidence=[f"{lost} of {followed} numbers that were followed through a step, in the step that moved most of "
+                      f"those that were followed (limit {LOST:.0%})"],
+            ruled_out=["an optimizer that keeps copies in float32, or what rounding took: its state names none"],
+            probe="compare a weight before and after `optimizer.step()`, to all digits",
+            remedy="keep the trained weights in float32, and compute in half precision under `torch.autocast`",
+            hides=["O9"],
+        )  # fmt: skip
     if seen.get("accumulates"):
         yield Finding(
             "sick",
@@ -299,6 +315,23 @@ def evals_repeat(history: History) -> Iterator[Finding]:
         for of, measures in (event.get("results") or {}).items():
             if isinstance(loss := measures.get("loss"), int | float) and math.isfinite(loss):
                 twice.setdefault((of, int(event.get("step") or 0)), []).append(float(loss))
+    seen: dict[str, Any] = (history.derived.get("observed") or {}).get("evals") or {}
+    looked, in_train_mode = int(seen.get("looked") or 0), int(seen.get("in_train_mode") or 0)
+    if in_train_mode >= SAME and in_train_mode >= looked - 1:
+        yield Finding(
+            "warn",
+            f"evals ran in training mode: before {in_train_mode} of {looked} evals no module was switched to eval "
+            f"mode, and the model has {seen.get('has')}",
+            since=0,
+            evidence=["neither `eval()` nor `train(False)` was called since the eval before, and every such module in "
+                      "sight was in training mode when the result was logged"],
+            ruled_out=["a copy that always is in eval mode: none is in sight of the loop"],
+            probe="evaluate twice in a row and compare",
+            remedy="call `model.eval()` before each eval and `model.train()` after it: dropout is off then, and batch "
+            "norm takes its running statistics and leaves them alone",
+            hides=["E1", "E2"],
+        )  # fmt: skip
+        return
     again = {key: values for key, values in twice.items() if len(values) > 1}
     apart = {key: (max(v) - min(v)) / max(abs(v[0]), 1e-12) for key, v in again.items()}
     if apart and (worst := max(apart.values())) > 1e-3:
