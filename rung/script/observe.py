@@ -80,7 +80,7 @@ class Observer:
         self._next_half = HALF_FROM
         self._half: dict[str, Any] = {}
         self._evals: dict[str, Any] = {"looked": 0, "in_train_mode": 0, "has": ""}
-        self._last_eval: tuple[Any, ...] = (-1, None)  # the update it came after, and its numbers
+        self._last_eval: tuple[int, set[float]] = (-1, set())  # the update it came after, and its numbers
         self._num_switched = 0
 
     def row(self, values: dict[str, Any], is_train: bool, evals: Mapping[str, Mapping[str, Any]] = {}) -> None:
@@ -211,19 +211,20 @@ class Observer:
         """Whether a module was switched to eval mode since the eval before, where that makes a difference. Rows of one
         eval may be several, and numbers may be logged again: both are no other eval."""
         torch = sys.modules["torch"]
-        numbers = [value if type(value) is float else id(value) for of in evals.values() for value in of.values()]
-        is_same = self._last_eval[0] == self._num_updates or self._last_eval[1] == numbers
-        self._last_eval = (self._num_updates, numbers)
+        numbers = {value if type(value) is float else id(value) for of in evals.values() for value in of.values()}
+        update, known = self._last_eval
+        is_same = update == self._num_updates or numbers <= known
+        self._last_eval = (self._num_updates, numbers | known if is_same else numbers)
         if is_same:
             return
         was_switched, self._num_switched = Switches.count != self._num_switched, Switches.count
-        known = {part for module in in_sight()[0] for part in module.modules() if has_modes(part, torch)}
-        if not known:
+        parts = {part for module in in_sight()[0] for part in module.modules() if has_modes(part, torch)}
+        if not parts:
             return
         self._evals["looked"] += 1
-        if not was_switched and all(part.training for part in known):
+        if not was_switched and all(part.training for part in parts):
             self._evals["in_train_mode"] += 1
-            self._evals["has"] = ", ".join(sorted({type(part).__name__ for part in known})[:4])
+            self._evals["has"] = ", ".join(sorted({type(part).__name__ for part in parts})[:4])
 
     def _look(self, stepping: Any) -> None:
         """At all that is known, in the step of an optimizer at its gradients too; without one, at the model's own."""
@@ -343,6 +344,7 @@ class _Sample:
         values = self.picked(parameter)
         if self._first is None:
             self._first = values
+            self.has_moved = values is not None and bool((values != values).all())  # broken by now, which N3 knows
         elif not self.has_moved and values is not None:
             self.has_moved = not _equal(values, self._first)
             if not self.has_moved and not _equal(self._whole(parameter), self._sum):

@@ -49,6 +49,7 @@ def nonfinite_loss(history: History) -> Finding | None:
     where = micro_and_rank(event_at(history, "diverged", step))
     num_bad = sum(series.num_bad for series in losses(history).values())
     continued, fewest = _continued(history, step), value(targets(history), step)
+    half = half_weights(history)
     after = f"{num_bad} recorded losses are not, and the run continued" if continued else "the run cannot continue"
     return Finding(
         "sick" if continued else "fatal",
@@ -66,7 +67,10 @@ def nonfinite_loss(history: History) -> Finding | None:
             _no_explosion(history, step),
         ],
         probe=replay(history, step),
-        remedy=names_the_cause(history, step, "the operation, the row of data, and what was wrong before the step"),
+        remedy=(f"keep the trained weights in float32, and compute in half precision under `torch.autocast`: they are "
+        f"{half}, in which Adam's eps of 1e-8 is 0; if they are not the cause, " if half == "float16" else "")
+        + names_the_cause(history, step, "the operation, the row of data, and what was wrong before the step"),
+        remedy_is_guess=half == "float16",
     )
 
 

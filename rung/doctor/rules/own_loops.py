@@ -358,9 +358,12 @@ def evals_repeat(history: History) -> Iterator[Finding]:
         if len(values) < SAME:
             continue
         few = False
-        same = np.flatnonzero(values != values[-1])
-        first = int(same[-1]) + 1 if len(same) else 0
-        if len(values) - first >= SAME and _moved(history, int(steps[first]), int(steps[-1])):
+        changes = np.flatnonzero(np.diff(values) != 0) + 1
+        first = int(changes[-1]) if len(changes) else 0
+        # Where the last result is logged again at each row until there is another, each stays for a while.
+        usual = int(np.diff(changes, prepend=0).max(initial=1))
+        is_long = len(values) - first >= (SAME if usual == 1 else max(SAME, 2 * usual))
+        if is_long and _moved(history, int(steps[first]), int(steps[-1])):
             yield Finding(
                 "sick",
                 f"{len(values) - first} evals on {of}, from step {steps[first]} to {steps[-1]}, gave exactly "
