@@ -26,9 +26,10 @@ HIDES = {
     "N6": ("N1", "N2"),
     "O9": ("O2", "E1", "L1"),
     "O1": ("A2", "A3", "A4", "A5"),
+    "E1": ("L7",),
     "E3": ("E1", "E2"),
     "L1": ("E1", "L3", "L4", "L5", "L6", "O2"),
-    "L5": ("L6",),
+    "L5": ("L6", "L7"),
 }
 # What has to be known of any run that is called healthy, and the rules of which one has to have looked.
 ESSENTIAL = {

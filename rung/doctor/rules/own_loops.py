@@ -24,8 +24,13 @@ LOOKS = 3
 SETTLED = 200  # rows after which a loss should be better than a guess
 WINDOW = 100
 RISING = 3  # rows in a row that make a warm-up
+SWINGS = 3  # times that a rate falls and rises again; one cycle has none
 ENDED = 1e-4  # of the peak: a cosine is that low in its last half per cent
 SAME = 3  # evals with one value to all digits
+GOALS = r"reward|return|advantage|policy|accuracy$"  # their losses say little
+LEARNED, BARELY = 0.7, 0.97  # of the loss of the untrained model: training came below the one, no eval below the other
+EARLY = 0.02  # of the run, in which an eval is one of the untrained model
+COUNTS = r"accum|micro|batch|block_size|seq|context|length"  # in names of keys
 LOST = 0.25  # of the numbers with a gradient that a step leaves as they are; in float32 none, whatever the rate
 
 
@@ -253,6 +258,20 @@ def odd_rate(history: History) -> Iterator[Finding]:
             "restarts are meant, say so in the config",
         )  # fmt: skip
         return
+    if len(again := _climbs(values)) >= SWINGS:
+        is_meant = any(re.search(r"restart|cycl|sgdr|t_0|t_mult", f"{k}={v}", re.I) for k, v in history.config.items())
+        at = [int(steps[place]) for place in again]
+        yield Finding(
+            "info" if is_meant else "warn",
+            f"the learning rate goes up and down: {len(at)} times it rises again after it fell, first at step {at[0]}",
+            since=at[0],
+            evidence=[*evidence, f"it is half up again at steps {listed(at)}"],
+            ruled_out=["" if is_meant else "cycles by design: nothing in the config names restarts or cycles"],
+            probe="print the rate of the first hundred steps",
+            remedy="give the schedule its horizon in the unit in which it is stepped: a cosine of so many epochs "
+            "(T_max) that is stepped at each batch rises again after as many batches",
+        )
+        return
     num_ended = int((values[::-1] > ENDED * peak).argmax())
     if num_ended > max(FEW_ROWS, 0.1 * len(values)):
         yield Finding(
@@ -305,6 +324,21 @@ def odd_rate(history: History) -> Iterator[Finding]:
             remedy="nothing, for a schedule without an end; else give it the steps that the run has: much of what a "
             "decay gains comes at its end",
         )
+
+
+def _climbs(values: np.ndarray) -> list[int]:
+    """Where a rate that had fallen is up again: at 1.5 times its low, and a tenth of its peak."""
+    found, high, low, peak = list[int](), float(values[0]), float("inf"), float(values.max())
+    for place, value in enumerate(map(float, values)):
+        if low < float("inf"):
+            low = min(low, value)
+            if value > max(1.5 * low, 0.1 * peak):
+                found.append(place)
+                high, low = value, float("inf")
+        else:
+            high = max(high, value)
+            low = value if value < high / 1.5 else low
+    return found
 
 
 @rule("L4", "Evals that do not measure the weights", "scan", needs=("eval/*/loss:2",), is_for_scripts=True)
@@ -430,7 +464,7 @@ def does_not_fall(history: History) -> Finding | None:
     loss = history["loss"].finite
     if len(loss) < WINDOW:
         raise NotLooked(f"{len(loss)} losses are too few", 'run.log({"loss": loss}) at each step')
-    if len(losses(history)) > 1 or any(re.search(r"reward|return|advantage|policy|accuracy$", n) for n in history.rows):
+    if len(losses(history)) > 1 or any(re.search(GOALS, n) for n in history.rows):
         raise NotLooked("several losses, or rewards: their levels say little")
     start = Series(loss.steps[:20], loss.values[:20])
     end = loss.last(min(WINDOW, len(loss) // 3))
@@ -491,6 +525,24 @@ def train_without_use(history: History) -> Finding | None:
                 "the eval builds its batches in another way; a set of a few rows is learned by heart just so",
                 hides=["E2", "L5"],
             )  # fmt: skip
+        start = float(np.median(loss.values[:5]))
+        is_one = len(losses(history)) == 1 and not any(re.search(GOALS, name) for name in history.rows)
+        never = len(evals) >= SAME and evals.values.min() > BARELY * max(0.0, start)
+        never = never and evals.values[1:].min() > BARELY * evals.values[0] and evals.steps[0] < 0.3 * history.end
+        if is_one and never and 0 < last < LEARNED * start:
+            return Finding(
+                "warn",
+                f"the training loss fell from {start:.4g} to {last:.4g}, and the loss on {of} never was below that of "
+                f"the untrained model: {evals.values.min():.4g} at best, {value:.4g} now",
+                since=int(evals.steps[0]),
+                evidence=[f"{len(evals)} evals on {of} from step {evals.steps[0]} to {evals.steps[-1]}: "
+                          + ", ".join(f"{v:.4g}" for v in evals.values[:8])],
+                ruled_out=["overfitting of the usual kind: an eval improves before it rises"],
+                probe=f"compute the loss of {of} on rows of the training set, with the code of the eval",
+                remedy="look whether the eval has other weights (a copy, an average that is never updated), or labels, "
+                "ids or scales that differ from those of training; if not, nothing was learned but the rows by heart",
+                hides=["E2"],
+            )  # fmt: skip
     if not any(len(measures.get("loss", EMPTY).finite) for measures in history.evals.values()):
         raise NotLooked("no eval has a finite loss", 'run.log({"val/loss": loss})')
     return None
@@ -510,6 +562,40 @@ def key_did_not_arrive(history: History) -> Finding | None:
         probe="print `optimizer.param_groups`",
         remedy="pass the key on to the optimizer, or take it out of the config: a comparison by it would be none",
     )
+
+
+@rule("L9", "Train and eval in other units", "scan", needs=("loss", "eval/*/loss"), is_for_scripts=True)
+def other_units(history: History) -> Finding | None:
+    """An untrained model has one loss on any rows. Where it has two, and a count in the config lies between them, one
+    of them was divided by it and the other was not."""
+    loss = history["loss"].finite
+    evals = {of: m["loss"].finite for of, m in history.evals.items() if len(m.get("loss", EMPTY).finite)}
+    early = {of: series for of, series in evals.items() if series.steps[0] <= loss.steps[0] + EARLY * history.end}
+    if len(loss) < 5 or not early:
+        raise NotLooked("no eval of the untrained model", 'run.log({"val/loss": loss}) before the first step')
+    if len(losses(history)) > 1:
+        raise NotLooked("several losses")
+    counts = {key: history.number(key) for key in history.config if re.search(COUNTS, key.rpartition(".")[2], re.I)}
+    for of, series in early.items():
+        ours, theirs = float(series.values[0]), float(loss.values[0])
+        if ours <= 0 or theirs <= 0:
+            continue
+        factor = max(ours / theirs, theirs / ours)
+        for key, count in counts.items():
+            if count and count >= 2 and count == int(count) and abs(factor / count - 1) < 0.1:
+                return Finding(
+                    "warn",
+                    f"the loss of the untrained model is {theirs:.4g} in training and {ours:.4g} on {of}: {factor:.3g} "
+                    f"times as much, and {key} is {count:g}",
+                    since=int(loss.steps[0]),
+                    evidence=[f"step {loss.steps[0]} of training {theirs:.5g}; step {series.steps[0]} {of} {ours:.5g}"],
+                    ruled_out=["overfitting: nothing was learned yet"],
+                    probe="compute both losses on the same rows, before training",
+                    remedy=f"divide both by the same count: one is a sum or a mean over {key}, as where the loss of a "
+                    "micro, divided by their number, is logged as that of the step",
+                    hides=["E2"],
+                )  # fmt: skip
+    return None
 
 
 def _number_of(history: History, names: tuple[str, ...]) -> float | None:
