@@ -29,7 +29,7 @@ HIDES = {
     "E1": ("L7",),
     "E3": ("E1", "E2"),
     "L1": ("E1", "L3", "L4", "L5", "L6", "O2"),
-    "L5": ("L6", "L7"),
+    "L5": ("L6",),
 }
 # What has to be known of any run that is called healthy, and the rules of which one has to have looked.
 ESSENTIAL = {

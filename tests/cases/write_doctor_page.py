@@ -110,7 +110,7 @@ def judge(is_script: bool, keep: Path, num_seeds: int, num_processes: int = 2) -
     jobs = {f"{name} @{seed}": (n, seed) for seed in range(num_seeds + 1) for n, name in enumerate(names)}
     kept = dict(json.loads(line) for line in keep.read_text("utf-8").splitlines()) if keep.exists() else {}
     failed = []
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), max_tasks_per_child=20) as pool:
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
         asked = {pool.submit(judge_one, n, seed, is_script): job for job, (n, seed) in jobs.items() if job not in kept}
         for done in as_completed(asked):
             if (error := done.exception()) is not None:
