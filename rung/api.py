@@ -26,7 +26,7 @@ from rung.errors import RunError, UserError
 from rung.recipe import Pretrained, Recipe, Sample, has_splits
 from rung.recipes import CATALOG, short_name
 from rung.resolve import PYTHON, Resolved, nested, recipe_of, resolve, resolve_resume, resolve_saved
-from rung.runs.query import Run, open_run, root_of
+from rung.runs.query import Run, open_run, ref, root_of
 from rung.secrets import command_without_secrets
 from rung.text import write
 
@@ -175,11 +175,12 @@ def resume(
             f"{found.id} is still {found.status_text}; stop it first, or start a new run", code="wrong-state"
         )
     recipe_of(found, root)  # first: a script has no saves either, and another remedy
+    name = ref(found.path, found.id)
     saves = checkpoint.Checkpoints(found.path / "checkpoints")
     steps = saves.steps()
     if not steps:
         raise RunError(
-            f"{found.id} has no save to resume from; start again with `rung train --parent {found.id}`",
+            f"{found.id} has no save to resume from; start again with `rung train --parent {name}`",
             code="no-checkpoint",
         )
     step = steps[-1] if at is None else at
@@ -195,7 +196,7 @@ def resume(
         why = found.document.get("reason") or f"optimizer.max_iters={budget} was reached"
         raise RunError(
             f"{found.id} is finished: {why} at step {step}; another budget is "
-            f"another run: `rung train --parent {found.id} init_from={found.id} optimizer.max_iters=...`",
+            f"another run: `rung train --parent {name} init_from={name} optimizer.max_iters=...`",
             code="wrong-state",
         )
     setup = build(resolved.config, resolved.recipe_class, root, is_new=False)

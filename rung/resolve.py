@@ -17,7 +17,7 @@ from rung.errors import ConfigError, RunError, UserError
 from rung.recipe import Recipe
 from rung.recipes import CATALOG, find_recipe, preset_layer
 from rung.runs.fields import leaves
-from rung.runs.query import root_of
+from rung.runs.query import ref, root_of
 from rung.runs.renamed import current_config
 from rung.runs.trust import check_module
 
@@ -166,7 +166,8 @@ def resolve_resume(
         edits = ", ".join(f"{name}={then} is now {now}" for name, (then, now) in since.edits.items())
         raise ConfigError(
             f"{run.path / 'config.yaml'} was edited after {run.id} was trained: {edits}; put it back, start a new run "
-            f"with `rung train --parent {run.id}`, or add --accept-edits to train on with what it says now",
+            f"with `rung train --parent {ref(run.path, run.id)}`, or add --accept-edits to train on with what it says "
+            "now",
             code="config-edited",
         )
     before = run.config()
@@ -176,7 +177,7 @@ def resolve_resume(
         if not is_free(name) or (hangs_on_evals and name == "eval_interval"):
             raise ConfigError(
                 f"{name} changes what {run.id} learns and cannot be given on resume; "
-                f"start a new run with `rung train --parent {run.id} {name}=...`",
+                f"start a new run with `rung train --parent {ref(run.path, run.id)} {name}=...`",
                 code="not-resumable",
             )
     rows = [

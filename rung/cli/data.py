@@ -14,8 +14,9 @@ from rung.data.store import Store, note_command, place
 from rung.errors import ConfigError, DataError, UserError
 from rung.progress import reporter
 from rung.recipe import Prepares, Reports
+from rung.recipes import CATALOG, find_recipe
 from rung.report.table import hanging
-from rung.resolve import resolve
+from rung.resolve import resolve, schema_of
 from rung.text import echo, echo_json
 from rung.units import size
 
@@ -85,6 +86,8 @@ def prepare(
     if most is not None or is_full:
         overrides = (*overrides, f"dataset.max_examples_per_split={0 if is_full else most}")
     if fit_codec:
+        if recipe in CATALOG and "codec.fit" not in schema_of(recipe, find_recipe(recipe)).keys:
+            raise UserError(f"--fit-codec: {recipe} has no codec, music has; leave it out", code="not-supported")
         overrides = (*overrides, "codec.fit=true")
     if source == "":  # a variable of a script that is not set
         raise DataError("--from is empty; name a folder or a file, or . for this folder", code="missing-option")

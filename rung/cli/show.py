@@ -290,7 +290,7 @@ def _print_metrics(run: Run, has_all: bool) -> None:
     head = ["metric", "last", "min", "at", "max", "at", "values", *(["not finite"] if has_bad else [])]
     print_table(head, rows, numeric=range(1, len(head)), keep=(0, 1))
     if len(shown) < len(found):
-        echo(f"{len(found) - len(shown)} more: rung show {run.id} --all")
+        echo(f"{len(found) - len(shown)} more: rung show {ref(run.path, run.id)} --all")
 
 
 def _progress() -> Progress | None:

@@ -29,7 +29,7 @@ from rung.forensics.first import error_line, is_usable
 from rung.forensics.rerun import Rerun, Trial, with_size_one
 from rung.forensics.verdict import Broken, Verdict
 from rung.forensics.walk import Walk
-from rung.runs.query import Run
+from rung.runs.query import Run, ref
 
 MOST_STEPS = 200  # that are taken again to find where weights broke
 MORE = 20  # steps after a failure, in which another way of going there must hold
@@ -46,7 +46,8 @@ def read(run: Run, step: int | None) -> Captured:
     known = captured_steps(run)
     if not known:
         raise RunError(
-            f"{run.id} has no capture: none of its steps failed; `rung replay {run.id}@STEP` replays any step",
+            f"{run.id} has no capture: none of its steps failed; "
+            f"`rung replay {ref(run.path, run.id)}@STEP` replays any step",
             code="no-capture",
         )
     path = run.path / "captures" / f"{known[-1] if step is None else step:08d}"

@@ -15,11 +15,16 @@ What was found becomes an event `observed`, of which the rules of doctor/rules/o
     left_out           parameters of the model that get a gradient, and no optimizer has them
     strangers          whether no optimizer has any parameter of the model that gets gradients
     accumulates        whether gradients are those of all steps so far: nobody sets them to zero
-    differs            keys of the config that the optimizer has other values for
+    differs            keys of the config that the optimizer has other values for, and the same ones at all looks
+    half               weights in half precision: their type, how many numbers with a gradient were followed through a
+                       step, and how many of them stayed as they were, in the step that moved most of them
+    evals              how many of the script's evals were looked at, of how many no module in sight was switched to
+                       eval mode since the one before, and what in the model differs between the modes
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -37,6 +42,7 @@ FIRST_LOOK = 8  # rows of training; the next ones at 16, 32, 64 ..
 MOST_TENSORS, MOST_NUMBERS = 256, 16  # that are compared: with 48 tensors a look takes 0.6 ms on one core
 MOST_FRAMES, MOST_MARKS = 40, 2000
 ACCUMULATION_AT = (6, 12, 24)  # updates after which the gradient of one tensor is followed through a step
+HALF_FROM, MOST_EVALS = 24, 32  # the first update that is followed, then each that is twice as late; evals looked at
 SMALL = 65_536  # numbers of that tensor at most
 # What scripts call the settings of an optimizer. Not lr, which schedules move.
 _NAMES = {
@@ -69,8 +75,15 @@ class Observer:
         self._has_strangers = False
         self._followed: list[_Followed] = []
         self._following: _Followed | None = None
+        self._differed: dict[str, set[float]] = {}  # what the optimizers had at each look, where that differs
+        self._halves: list[tuple[_Sample, Any]] | None = None  # tensors in half precision before a step
+        self._next_half = HALF_FROM
+        self._half: dict[str, Any] = {}
+        self._evals: dict[str, Any] = {"looked": 0, "in_train_mode": 0, "has": ""}
+        self._last_eval: tuple[int, set[float]] = (-1, set())  # the update it came after, and its numbers
+        self._num_switched = 0
 
-    def row(self, values: dict[str, Any], is_train: bool) -> None:
+    def row(self, values: dict[str, Any], is_train: bool, evals: Mapping[str, Mapping[str, Any]] = {}) -> None:
         """At each row that the script logs, before it is written: adds the rate that the optimizer has."""
         if self._is_off:
             return
@@ -79,6 +92,8 @@ class Observer:
                 if "torch" not in sys.modules:
                     return
                 self._attach()
+            if evals and self._num_updates and self._evals["looked"] < MOST_EVALS:
+                self._look_at_eval(evals)
             if not is_train:
                 return
             self._num_rows += 1
@@ -106,6 +121,8 @@ class Observer:
         self.remove()
 
     def remove(self) -> None:
+        if not self._is_off and self._hook is not None:
+            Switches.stop()
         self._is_off = True
         if self._hook is not None:
             self._hook.remove()
@@ -113,6 +130,7 @@ class Observer:
             self._following.handle.remove()
             self._following = None
         self._samples.clear()
+        self._halves = None
 
     def _give_up(self, error: Exception) -> None:
         self.remove()
@@ -132,6 +150,8 @@ class Observer:
                     observer._give_up(error)
 
         self._hook = register_optimizer_step_post_hook(stepped)
+        Switches.begin()
+        self._num_switched = Switches.count
 
     def _stepped(self, optimizer: Any) -> None:
         self._num_updates += 1
@@ -152,8 +172,59 @@ class Observer:
                 self._following = None
             elif self._num_updates in ACCUMULATION_AT and len(self._optimizers) == 1:
                 self._following = _Followed.of(optimizer)
+            if self._halves is not None:
+                self._end_halves()
+            elif self._num_updates >= self._next_half:
+                self._next_half *= 2
+                self._begin_halves(optimizer)
+
+    # Weights in half precision, of which a step may be too small to move any.
+
+    def _begin_halves(self, optimizer: Any) -> None:
+        torch = sys.modules["torch"]
+        if _keeps_what_is_lost(optimizer):
+            return
+        own = {id(p) for p in _parameters_of(optimizer) if p.dtype in (torch.float16, torch.bfloat16)}
+        followed = [sample for key, sample in self._samples.items() if key in own]
+        if followed and any(group.get("lr") for group in optimizer.param_groups):
+            self._halves = [(sample, sample.values()) for sample in followed]
+
+    def _end_halves(self) -> None:
+        halves, self._halves = self._halves or (), None
+        num_followed = num_still = 0
+        dtype = ""
+        for sample, before in halves:
+            parameter = sample.parameter()
+            if parameter is None or parameter.grad is None or parameter.grad.is_sparse:
+                continue
+            has_gradient = sample.picked(parameter.grad) != 0
+            num_followed += int(has_gradient.sum())
+            num_still += int((has_gradient & (sample.picked(parameter) == before)).sum())
+            dtype = str(parameter.dtype).removeprefix("torch.")
+        best = self._half["still"] / self._half["followed"] if self._half else 2.0
+        if num_followed and num_still / num_followed < best:
+            self._half = {"dtype": dtype, "followed": num_followed, "still": num_still}
 
     # Looks, which are rare.
+
+    def _look_at_eval(self, evals: Mapping[str, Mapping[str, Any]]) -> None:
+        """Whether a module was switched to eval mode since the eval before, where that makes a difference. Rows of one
+        eval may be several, and numbers may be logged again: both are no other eval."""
+        torch = sys.modules["torch"]
+        numbers = {value if type(value) is float else id(value) for of in evals.values() for value in of.values()}
+        update, known = self._last_eval
+        is_same = update == self._num_updates or numbers <= known
+        self._last_eval = (self._num_updates, numbers | known if is_same else numbers)
+        if is_same:
+            return
+        was_switched, self._num_switched = Switches.count != self._num_switched, Switches.count
+        parts = {part for module in in_sight()[0] for part in module.modules() if has_modes(part, torch)}
+        if not parts:
+            return
+        self._evals["looked"] += 1
+        if not was_switched and all(part.training for part in parts):
+            self._evals["in_train_mode"] += 1
+            self._evals["has"] = ", ".join(sorted({type(part).__name__ for part in parts})[:4])
 
     def _look(self, stepping: Any) -> None:
         """At all that is known, in the step of an optimizer at its gradients too; without one, at the model's own."""
@@ -215,11 +286,19 @@ class Observer:
         if optimizers:  # what somebody else than torch updates does move
             left = [s.name for s in known if s.id in self._left_out and not s.has_moved]
             facts |= {"left_out": left[:20], "strangers": self._has_strangers and bool(left)}
+        if self._half:
+            facts["half"] = self._half
+        if self._evals["looked"]:
+            facts["evals"] = self._evals
         verdicts = [verdict for followed in self._followed if (verdict := followed.verdict()) is not None]
         if verdicts:
             facts["accumulates"] = len(verdicts) > 1 and all(verdicts)
         if optimizers:
-            facts["differs"] = _differs(optimizers, dict(dotted(run.tree)))
+            differs = _differs(optimizers, dict(dotted(run.tree)))
+            for key, (_, has) in differs.items():
+                self._differed.setdefault(key, set()).add(has)
+            # What moves is set by a schedule, as OneCycleLR does with momentum.
+            facts["differs"] = {key: both for key, both in differs.items() if len(self._differed[key]) == 1}
             facts["rates"] = [_number(g.get("lr")) for o in optimizers for g in o.param_groups][:8]
         return facts
 
@@ -262,9 +341,10 @@ class _Sample:
         self.num_seen += sees_gradient
         if self.has_moved and self.num_gradients:
             return
-        values = self._picked(parameter)
+        values = self.picked(parameter)
         if self._first is None:
             self._first = values
+            self.has_moved = values is not None and bool((values != values).all())  # broken by now, which N3 knows
         elif not self.has_moved and values is not None:
             self.has_moved = not _equal(values, self._first)
             if not self.has_moved and not _equal(self._whole(parameter), self._sum):
@@ -274,9 +354,13 @@ class _Sample:
         if gradient is not None and not gradient.is_sparse:
             self.num_gradients += bool((gradient != 0).any())
 
-    def _picked(self, parameter: Any) -> Any:
-        flat = parameter.detach().reshape(-1)[:: self._stride]
+    def picked(self, tensor: Any) -> Any:
+        flat = tensor.detach().reshape(-1)[:: self._stride]
         return flat[: 2 * MOST_NUMBERS].to("cpu", copy=True)
+
+    def values(self) -> Any:
+        parameter = self.parameter()
+        return None if parameter is None else self.picked(parameter)
 
     def _whole(self, parameter: Any) -> Any:
         """A figure of the whole tensor, so that a change of any of its numbers shows."""
@@ -335,6 +419,57 @@ class _Followed:
         elif _misfit(used, left + came) < 1e-4:
             self._verdict = True
         return self._verdict
+
+
+class Switches:
+    """How often any module was put into eval mode. Torch tells nobody, so `nn.Module.train`, which `eval` calls, is
+    another function while loops are observed, which counts and does the same."""
+
+    count = 0
+    _num_observers = 0
+    _original: Any = None
+
+    @classmethod
+    def begin(cls) -> None:
+        cls._num_observers += 1
+        module = sys.modules["torch"].nn.Module
+        if cls._original is not None:
+            return
+        original = cls._original = module.train
+
+        @functools.wraps(original)
+        def train(self: Any, mode: bool = True) -> Any:
+            if not mode:
+                cls.count += 1
+            return original(self, mode)
+
+        module.train = train
+
+    @classmethod
+    def stop(cls) -> None:
+        cls._num_observers -= 1
+        module = sys.modules["torch"].nn.Module
+        # Where somebody else has put another function in its place meanwhile, theirs calls ours.
+        if cls._num_observers == 0 and getattr(module.train, "__wrapped__", None) is cls._original:
+            module.train, cls._original = cls._original, None
+
+
+def has_modes(module: Any, torch: Any) -> bool:
+    """Whether a module computes something else in training than in evals."""
+    nn = torch.nn
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return bool(module.p > 0)
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return bool(module.track_running_stats)
+    if isinstance(module, nn.RNNBase):
+        return bool(module.dropout > 0 and module.num_layers > 1)
+    return isinstance(module, nn.MultiheadAttention) and bool(module.dropout > 0)
+
+
+def _keeps_what_is_lost(optimizer: Any) -> bool:
+    """Whether it has copies of its weights of a higher precision, or adds up what rounding took."""
+    names = {str(name) for state in optimizer.state.values() if isinstance(state, dict) for name in state}
+    return any(word in name.lower() for name in names for word in ("master", "comp", "kahan", "shift", "fp32"))
 
 
 def _misfit(target: Any, given: Any) -> float:

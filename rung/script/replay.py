@@ -32,7 +32,7 @@ from rung.random import Draw
 from rung.recipe import Batch, Loss
 from rung.runs.files import read_json
 from rung.runs.paths import inside
-from rung.runs.query import root_of
+from rung.runs.query import ref, root_of
 from rung.runs.trust import check_file
 from rung.script import pytree
 from rung.script.capture import Generators, StepInputs, micro_of, objective_of, rates, read
@@ -87,8 +87,8 @@ def replay_run(run: Run, step: int | None, build: str | None, report: Report) ->
     if not build:
         raise RunError(
             f"{run.id} was trained by a script, and rung cannot build its model by itself. Write a function that "
-            f"returns (model, optimizer, loss) as the script makes them, and pass it: `rung replay {run.id}@"
-            f"{int(path.name)} --build FILE:FUNCTION`; or in Python: "
+            f"returns (model, optimizer, loss) as the script makes them, and pass it: "
+            f"`rung replay {ref(run.path, run.id)}@{int(path.name)} --build FILE:FUNCTION`; or in Python: "
             f"rung.replay({str(path)!r}, model, optimizer, loss)",
             code="missing-option",
         )

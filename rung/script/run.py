@@ -125,7 +125,7 @@ class OwnRun:
         for name, why in logged.odd.items():
             self.tell(f"{name!r} {why}; it was not kept", f"odd {name}")
         is_train = bool(logged.row) and not logged.is_eval_only
-        self._observer.row(logged.row, is_train)
+        self._observer.row(logged.row, is_train, logged.evals)
         if is_train and self._next_row:
             logged.row, self._next_row = {**self._next_row, **logged.row}, {}
         at = self.step if step is None else step  # where the row beside them belongs

@@ -397,5 +397,5 @@ CASES = [
     Case("A6", "loud head", checked(LoudHead), HEALTHY, is_quick=True, statistic=stat.of(stat.initial_loss)),
     Case("A6", "loud queries", checked(LoudQueries), HEALTHY, statistic=stat.of(stat.initial_logit)),
     Case("A6", "sharp queries", checked(SharpQueries), HEALTHY, statistic=stat.of(stat.initial_logit)),
-    Case("A6", "loud blocks", checked(LoudBlocks), HEALTHY, statistic=stat.of(stat.block_ratio)),
+    Case("A6", "loud blocks at step 0", checked(LoudBlocks), HEALTHY, statistic=stat.of(stat.block_ratio)),
 ]  # fmt: skip

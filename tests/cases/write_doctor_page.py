@@ -2,6 +2,8 @@
 
     python -m tests.cases.write_doctor_page --catalogue    the table of rules, at once
     python -m tests.cases.write_doctor_page                that, and the figures: every case, its twin with five seeds
+    python -m tests.cases.write_doctor_page --keep FILE    the same, and what FILE knows is not run again
+    python -m tests.cases.write_doctor_page --seeds 2      the same with two seeds
 
 The figures are measured as test_cases.py judges them: a sick case counts as caught when its rule speaks with at least
 the severity that the case asks for; every other rule that says sick there, and whatever says warn of a twin, is a false
@@ -13,6 +15,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -20,8 +23,8 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -99,46 +102,61 @@ def _calls(
     return seen
 
 
-def judge(num_cases: int, is_script: bool, num_processes: int = 2) -> dict[str, Score]:
-    """Runs every case; a quarter of an hour and more for all of them."""
-    scores: dict[str, Score] = {}
+def judge(is_script: bool, keep: Path, num_seeds: int, num_processes: int = 2) -> dict[str, Score]:
+    """Runs whatever `keep` does not hold: each case, and its twin with each seed. A quarter of an hour and more."""
+    known = cases()
+    names = [f"{'script ' if is_script else ''}{case.rule} {case.name}" for case in known]
+    assert len(set(names)) == len(names), "cases are kept by their names"
+    jobs = {f"{name} @{seed}": (n, seed) for seed in range(num_seeds + 1) for n, name in enumerate(names)}
+    kept = dict(json.loads(line) for line in keep.read_text("utf-8").splitlines()) if keep.exists() else {}
+    failed = []
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-        for rule, one in pool.map(judge_one, range(num_cases), [is_script] * num_cases):
-            if one.num_cases:
-                scores.setdefault(rule, Score()).add(one)
+        asked = {pool.submit(judge_one, n, seed, is_script): job for job, (n, seed) in jobs.items() if job not in kept}
+        for done in as_completed(asked):
+            if (error := done.exception()) is not None:
+                failed.append(f"{asked[done]}: {error!r}")
+                continue
+            kept[asked[done]] = asdict(done.result())
+            with keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([asked[done], kept[asked[done]]]) + "\n")
+    if failed:
+        raise SystemExit("\n".join(["these could not be run; the others are kept:", *failed]))
+    scores: dict[str, Score] = {}
+    for job, (n, _) in jobs.items():
+        if kept[job]["num_cases"] or kept[job]["num_twins"]:
+            scores.setdefault(known[n].rule, Score()).add(Score(**kept[job]))
     return scores
 
 
-def judge_one(number: int, is_script: bool) -> tuple[str, Score]:
-    """The case of this number, by which processes can name it: sick once, its twin with every seed.
+def judge_one(number: int, seed: int, is_script: bool) -> Score:
+    """The case of this number, by which processes can name it: the sick run, or its twin with a seed from 1 on.
 
     As a script only what a script can do wrong: a model, data, loss and settings that are a recipe's in the catalogue.
     """
     torch.set_num_threads(1)
     case, score = cases()[number], Score()
-    sick, healthy, seeds = case.sick, case.healthy, SEEDS
+    run, name = (case.healthy if seed else case.sick), f"{'script ' if is_script else ''}{case.rule} {case.name}"
     if is_script:
-        if not (isinstance(sick, Trained) and isinstance(healthy, Trained)):
-            return case.rule, score
-        sick, healthy, seeds = as_script(sick), as_script(healthy), SEEDS[:1]
+        if not (isinstance(case.sick, Trained) and isinstance(case.healthy, Trained)):
+            return score
+        assert isinstance(run, Trained)
+        run = as_script(run)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet, contextlib.redirect_stderr(quiet):
-        seen = sick(Path(folder) / "sick", 1)
+        seen = run(Path(folder), seed or 1)
+    if seed:
+        score.num_twins = 1
+        score.alarms = [f"twin of {case.name}, seed {seed}: {rule}" for rule in at_least(seen.found, "warn")]
+        outcome = "quiet" if not score.alarms else f"found {dict(seen.found)}"
+    else:
         score.num_cases = 1
         least = min(case.severity, "warn", key=SEVERITIES.index) if is_script else case.severity
         score.caught = int(case.rule in at_least(seen.found, least))
         score.not_looked_at = int(not score.caught and case.rule in seen.not_looked_at)
         score.called_healthy = [case.name] if seen.verdict == "healthy" and case.severity != "info" else []
         score.others = [f"{case.name}: {rule}" for rule in at_least(seen.found, "sick") if rule != case.rule]
-        for seed in seeds:
-            wrong = at_least(healthy(Path(folder) / f"healthy{seed}", seed).found, "warn")
-            score.num_twins += 1
-            score.alarms += [f"twin of {case.name}, seed {seed}: {rule}" for rule in wrong]
-    outcome = "caught" if score.caught else f"missed, found {dict(seen.found)}, {seen.verdict}"
-    where = "script " if is_script else ""
-    print(
-        f"{where}{case.rule} {case.name}: {outcome}; {[*score.others, *score.alarms]}", file=sys.__stderr__, flush=True
-    )
-    return case.rule, score
+        outcome = "caught" if score.caught else f"missed, found {dict(seen.found)}, {seen.verdict}"
+    print(f"{name} @{seed}: {outcome} {score.others or ''}", file=sys.__stderr__, flush=True)
+    return score
 
 
 def as_script(of: Trained) -> Ask:
@@ -191,8 +209,11 @@ def _pattern(name: str) -> str:
 def main(args: Sequence[str]) -> None:
     text = put(PAGE.read_text("utf-8"), CATALOGUE, catalogue_table())
     if "--catalogue" not in args:
-        text = put(text, FIGURES, figures_table(judge(len(cases()), is_script=False)))
-        text = put(text, IN_SCRIPTS, figures_table(judge(len(cases()), is_script=True)))
+        with tempfile.TemporaryDirectory() as folder:
+            keep = Path(args[args.index("--keep") + 1] if "--keep" in args else Path(folder) / "judged.ndjson")
+            num_seeds = int(args[args.index("--seeds") + 1]) if "--seeds" in args else len(SEEDS)
+            text = put(text, FIGURES, figures_table(judge(False, keep, num_seeds)))
+            text = put(text, IN_SCRIPTS, figures_table(judge(True, keep, 1)))
     PAGE.write_text(text, "utf-8")
 
 

@@ -8,29 +8,39 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 import rung
 from rung.advice import commands, in_own_words, located
-from rung.cli import cli
+from rung.cli import VERBS, cli
 from rung.doctor.diagnose import diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import flat, read
+from rung.random import Draw
+from rung.recipe import Stream
+from rung.recipes import CATALOG, find_recipe
+from rung.resolve import schema_of
 from rung.runs.query import Run, open_run, ref
 from tests.cases.case import Trained
 from tests.cases.catalog import cases
 from tests.cases.running import run_case
+from tests.cases.tiny import Tiny
 from tests.forensics.failing import train
+from tests.test_docs import PAGES, SHELL, blocks
+from tests.test_transcripts import FOLDER as TRANSCRIPTS
+from tests.test_transcripts import READING
 
 PACKAGE = Path(rung.__file__).parent
 SHORT = ("optimizer.max_iters=30", "lr.warmup_iters=2", "eval_interval=10")
@@ -103,8 +113,6 @@ def test_what_findings_of_a_recipe_advise_is_typed(
 
 @pytest.mark.parametrize("words", [("lr.learning_rate=1e4",), ("lr.learning_rate=10", "system.dtype=float16")])
 def test_what_a_verdict_advises_heals(words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cases.tiny import Tiny
-
     monkeypatch.chdir(tmp_path)
     run = train(Tiny, Path("runs"), "optimizer.max_iters=40", *words)
     assert run.status == "diverged"
@@ -115,6 +123,38 @@ def test_what_a_verdict_advises_heals(words: Sequence[str], tmp_path: Path, monk
     assert (child.status, child.document["parent"]) == ("finished", run.id)
     losses = [loss for loss in child.metrics(["loss"])["loss"] if loss is not None]
     assert losses[-1] < 4.0  # 3.5 is a uniform guess
+
+
+class Crashes(Tiny):
+    """Its data ends after ten steps, as a file that was cut off does."""
+
+    def streams(self) -> Mapping[str, Stream]:
+        streams = dict(super().streams())
+        gather = streams["train"].gather
+
+        def cut_off(ids: np.ndarray, draw: Draw) -> dict[str, np.ndarray]:
+            if draw.step >= 10:
+                raise OSError("the file ends here")
+            return gather(ids, draw)
+
+        streams["train"].gather = cut_off  # type: ignore[method-assign]
+        return streams
+
+
+@pytest.mark.parametrize("saves", [0, 5])
+def test_after_a_crash_the_command_continues_or_starts_again(
+    saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(Crashes, Path("runs"), "optimizer.max_iters=20", f"checkpoint.every={saves}")
+    assert run.status == "crashed"
+    [finding] = [finding for finding in diagnose(read(run)) if finding.rule == "R6"]
+    [command] = advised(finding, run)
+    assert command.split()[1] == ("resume" if saves else "train")
+    monkeypatch.setattr(Crashes, "streams", Tiny.streams)  # somebody fixed the error
+    done = typed(command)
+    assert done.exit_code == 0, done.output
+    assert open_run("case", Path("runs")).status == "finished"
 
 
 SCRIPT = """
@@ -200,7 +240,7 @@ def test_a_loop_without_a_guard_is_not_sent_to_a_replay(tmp_path: Path) -> None:
 
 
 def strings() -> Iterator[tuple[str, str]]:
-    """Each string of the package, with X where a value goes, and where it stands; docstrings of commands are --help."""
+    """Each string of the package, with X where a value goes, and where it stands."""
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())
         inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -212,54 +252,145 @@ def strings() -> Iterator[tuple[str, str]]:
             else:
                 continue
             yield f"{path.relative_to(PACKAGE)}:{node.lineno}", text
+    for path in sorted((PACKAGE / "web" / "page" / "src").rglob("*.ts")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for text in re.findall(r"[\"`](rung [^\"`]*)[\"`]", line):
+                yield f"{path.relative_to(PACKAGE)}:{number}", re.sub(r"\$\{[^}]*\}", "X", text)
 
 
 def _of(text: str) -> list[str]:
-    """In backticks, or a string that is a command and nothing else."""
+    """In backticks, a string that is a command and nothing else, at the end of a sentence, or an example of --help."""
     quoted = re.findall(r"`(rung [a-z][^`]*)`", text)
+    examples = re.findall(r"^ +(rung [a-z]+ .*?)(?: {2,}.*| \| .*)?$", text, re.M)
     is_one = re.fullmatch(r"rung [a-z]+( [\w@./:=-]+| \"[^\"]*\")*", text) is not None
-    return quoted or ([text] if is_one and text.split()[1] in cli.list_commands(click.Context(cli)) else [])
+    last = re.findall(r"(?:: |; )(rung [a-z]+ [^`():]*)(?: \(|$)", text) if "\n" not in text else []
+    found = [*(quoted or ([text] if is_one else last)), *examples]
+    parts = [part for command in found for part in command.split(" && ")]
+    return [part for part in parts if part.split()[1] in (*VERBS, "X")]
 
 
 COMMANDS = sorted(
     {(" ".join(command.split()), where) for where, text in strings() for command in _of(text) if "\n" not in command}
 )
+IDS = [where for _, where in COMMANDS]
+
+
+def _words(command: str) -> list[str]:
+    """Of a command as it is written, without what is optional or left out, and without `rung`."""
+    command = re.sub(r"\[[^]=]*\]|(?<!=)\.\.\.|< .*", "", re.sub(r"\[[^][]*\]", "", command))
+    for text in (command, command.rstrip("'\" "), re.sub(r"['\"]", "", command)):
+        with contextlib.suppress(ValueError):  # the end of another quotation, or one that goes on in the next string
+            return shlex.split(text)[1:]
+    raise AssertionError(command)
+
+
+GROUPS = [verb for name in VERBS if isinstance(verb := cli.get_command(click.Context(cli), name), click.Group)]
+OF_GROUPS = {name for group in GROUPS for name in group.commands}
+
+
+def _verb(words: Sequence[str]) -> tuple[click.Command, click.Context, str, list[str]]:
+    """What click makes of these words: the command, its context, its name with that of its group, the rest."""
+    context = click.Context(cli)
+    verb, rest, name = cli.get_command(context, words[0]), list(words[1:]), words[0]
+    assert verb is not None, f"there is no rung {words[0]}"
+    inner = click.Context(verb, parent=context, info_name=name)
+    if isinstance(verb, click.Group) and rest and not rest[0].startswith("-"):
+        named = verb.get_command(inner, rest[0])
+        if named is not None:
+            verb, rest, name = named, rest[1:], f"{name} {rest[0] if rest[0] in OF_GROUPS else 'RECIPE'}"
+        else:  # a word of the user's own: rung data RECIPE, rung sweep FILE
+            _, other, rest = verb.resolve_command(inner, rest)
+            assert other is not None, words
+            verb, name = other, f"{name} FILE"
+        inner = click.Context(verb, parent=inner, info_name=words[1])
+    return verb, inner, name, rest
+
+
+def _options(verb: click.Command, context: click.Context, rest: Sequence[str]) -> set[str]:
+    """The options among these words, by their first names; fails at one that does not exist."""
+    known = {
+        option: param.opts[0]
+        for param in verb.get_params(context)
+        for option in (*param.opts, *param.secondary_opts)
+        if isinstance(param, click.Option)
+    }
+    given = [word.partition("=")[0] for word in rest[: rest.index("--") if "--" in rest else None] if word[:1] == "-"]
+    given = [word for word in given if word != "-" and context.info_name != "tag"]  # - is a file, -old a tag
+    unknown = set(given) - set(known)
+    assert not unknown, f"rung {context.info_name} has no {', '.join(unknown)}"
+    return {known[option] for option in given}
 
 
 def test_there_are_commands_to_look_at() -> None:
-    assert len(COMMANDS) > 40
+    assert len(COMMANDS) > 200
+    assert {where.partition(":")[0].rpartition(".")[2] for where in IDS} == {"py", "ts"}
 
 
-@pytest.mark.parametrize(("command", "where"), COMMANDS, ids=[where for _, where in COMMANDS])
+@pytest.mark.parametrize(("command", "where"), COMMANDS, ids=IDS)
 def test_a_command_that_is_written_anywhere_exists(command: str, where: str) -> None:
-    command = re.sub(r"\[[^]]*\]|\.\.\.", "", command).rstrip("'\" ")
-    try:
-        words = shlex.split(command)
-    except ValueError:  # cut off in the middle of a quotation, which goes on in the next string
-        words = shlex.split(command.replace("'", "").replace('"', ""))
-    context = click.Context(cli)
-    verb = cli.get_command(context, words[1]) if words[1] != "X" else None
-    assert verb is not None or words[1] == "X", f"there is no rung {words[1]}"
-    if verb is None:
+    words = _words(command)
+    if words[0] == "X":
         return
-    rest = words[2:]
-    inner = click.Context(verb, parent=context, info_name=words[1])
-    if isinstance(verb, click.Group):
-        if not rest:
-            return
-        named = verb.get_command(inner, rest[0])
-        if named is not None:
-            verb, rest = named, rest[1:]
-        else:
-            name, verb, rest = verb.resolve_command(inner, rest)
-            assert verb is not None, name
-        inner = click.Context(verb, parent=inner, info_name=words[2])
-    known = {option for param in verb.get_params(inner) for option in (*param.opts, *param.secondary_opts)}
-    for word in rest:
-        if word.startswith("-") and word != "--":
-            assert word.partition("=")[0] in known, f"rung {words[1]} has no {word}"
-    _, left, _ = verb.make_parser(inner).parse_args(list(rest)) if _is_whole(rest, verb, inner) else (None, [], None)
+    verb, context, name, rest = _verb(words)
+    if isinstance(verb, click.Group) and not rest:
+        return
+    _options(verb, context, rest)
+    rest = [] if name == "tag" else rest  # -TAG takes one away
+    _, left, _ = verb.make_parser(context).parse_args(list(rest)) if _is_whole(rest, verb, context) else (0, [], 0)
     assert not left, f"too many arguments: {left}"
+    known = _keys()
+    keys = [word.partition("=")[0] for word in rest if re.match(r"[a-z_]+\.[a-z_.0-9]+=", word)]
+    assert set(keys) <= known, f"no recipe has {set(keys) - known}"
+
+
+@functools.cache
+def _keys() -> set[str]:
+    """Of all recipes, and what stands for several of them."""
+    schemas = [schema_of(name, find_recipe(name)) for name in CATALOG]
+    return {"preset"}.union(*({*schema.keys, *schema.aliases} for schema in schemas))
+
+
+ELSEWHERE = {  # typed by tests that put the options together in other ways
+    "replay": ["--build", "--debug"],  # tests/script/test_trainers.py, tests/forensics/test_replay.py
+    "eval": ["--weights"], "ab": ["--on"],  # tests/cli/test_eval.py, tests/cli/test_ab.py
+}  # fmt: skip
+
+
+@functools.cache
+def _typed() -> dict[str, set[str]]:
+    """The options of every command that transcripts, pages of the guide and tests type, by verb."""
+    typed = [
+        *READING,
+        *(line for file in TRANSCRIPTS.glob("*.txt") for line in re.findall(r"^\$ (rung .*)", file.read_text(), re.M)),
+    ]
+    shown = [block for page in PAGES for block in blocks(page) if block.is_run and block.kind in SHELL]
+    typed += [shlex.join(words) for block in shown for words in block.commands()]
+    for path in sorted(PACKAGE.parent.glob("tests/**/test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+            said = [ast.literal_eval(p) if isinstance(p, ast.Constant) else "X" for p in parts]
+            text = " ".join(str(part) for part in said)
+            typed += [f"rung {text.removeprefix('rung ')}"] if parts and isinstance(said[0], str) else []
+    found = {verb: set(options) for verb, options in ELSEWHERE.items()}
+    for line in typed:
+        # A list that begins with a verb's name and is no command of it, or a mistake that a transcript shows.
+        with contextlib.suppress(AssertionError, click.UsageError, ValueError, IndexError):
+            verb, context, name, rest = _verb(shlex.split(line)[1:])
+            found.setdefault(name, set()).update(_options(verb, context, rest))
+    return found
+
+
+@pytest.mark.parametrize(("command", "where"), COMMANDS, ids=IDS)
+def test_a_command_that_is_written_anywhere_is_typed_somewhere(command: str, where: str) -> None:
+    """Its verb with each of its options: what they do is what that test is about."""
+    words = _words(command)
+    if words[0] == "X":
+        return
+    verb, context, name, rest = _verb(words)
+    if not isinstance(verb, click.Group):
+        assert name in _typed(), f"nothing types rung {name}"
+        left = _options(verb, context, rest) - _typed()[name]
+        assert not left, f"nothing types rung {name} {left}"
 
 
 def _is_whole(rest: Sequence[str], verb: click.Command, context: click.Context) -> bool:

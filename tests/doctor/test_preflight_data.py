@@ -449,18 +449,20 @@ def test_frames_that_lie_in_rows_of_train_are_found() -> None:
             assert said(setup) == [["warn"], ["pass"]][number]
 
 
-@pytest.mark.parametrize("kind", ["ids", "codes", "sound", "features"])
+@pytest.mark.parametrize("kind", ["ids", "codes", "sound", "features", "states"])
 def test_spans_that_lie_in_rows_of_train_are_found(kind: str) -> None:
     """Rows are cut from recordings at random places, and recordings are in both sets."""
     sounds = {
         "ids": RNG.integers(0, 99, (12, 3000)), "codes": RNG.integers(0, 99, (12, 1000, 4)),
         "sound": RNG.normal(size=(12, 9000)), "features": RNG.normal(size=(12, 1000, 20)),
+        "states": RNG.normal(size=(12, 1000, 4)),
     }[kind]  # fmt: skip
     sounds[:, 200:400] = sounds[0, 200] * 0  # silence
 
     def cut(some: np.ndarray, num_rows: int) -> np.ndarray:
-        places = RNG.integers(0, sounds.shape[1] - 120, num_rows)
-        return np.stack([some[i % len(some), at : at + 120] for i, at in enumerate(places)])
+        length = 9 if kind == "states" else 120  # rows that are shorter than a window
+        places = RNG.integers(0, sounds.shape[1] - length, num_rows)
+        return np.stack([some[i % len(some), at : at + length] for i, at in enumerate(places)])
 
     apart = said(split({"z": cut(sounds[:9], 400)}, {"z": cut(sounds[9:], 60)}))
     mixed = said(split({"z": cut(sounds, 400)}, {"z": cut(sounds, 60)}))

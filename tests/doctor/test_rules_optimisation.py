@@ -410,6 +410,16 @@ def test_a_parameter_that_does_not_move_is_named_with_the_reason(grad: float, wo
     assert complete(seen["O9"])
 
 
+def test_weight_decay_hides_no_weights_that_get_no_gradient() -> None:
+    dead = {"grad": [0.0] + [0.1] * 7}  # as behind a rectifier that is below 0 for every row
+    seen = found(made(columns=dead))["O9"]
+    assert (seen.severity, "dead units" in seen.remedy) == ("sick", True)
+    late = np.tile(np.array(dead["grad"]), (40, 1))
+    late[20:, 0] = 0.1  # a gate that opens
+    assert "O9" not in found(made(columns={"grad": late}))
+    assert "O9" not in found(made(columns=dead | {"decayed": [0.0] + [1.0] * 7}))  # and something else moves it
+
+
 def test_a_bias_whose_gradients_cancel_is_told_and_no_disease() -> None:
     vector = {"decayed": [0.0] + [1.0] * 7}
     assert found(made(columns=still(0.0) | vector))["O9"].severity == "info"

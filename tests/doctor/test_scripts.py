@@ -211,3 +211,43 @@ def test_the_warm_up_of_a_script_is_read_off_its_rate(rise: int, expected: int, 
     rates = [1e-3 * min(1.0, (step + 1) / rise) for step in range(100)]
     history = read(open_run(script(tmp_path, guarded(100, lr=rates)), tmp_path))
     assert history.warmup_steps == expected
+
+
+def found_in(root: Path, rows: Mapping[str, Sequence[float]], evals: Mapping[int, float], **config: Any) -> list[str]:
+    """Rules of severity warn and more in a loop that logs these."""
+    events = [{"kind": "eval", "step": step, "results": {"val": {"loss": loss}}} for step, loss in evals.items()]
+    history = read(open_run(script(root, rows, events, config=config), root))
+    return [f.rule for f in report_of(history).at_least("warn")]
+
+
+def test_a_rate_that_swings_is_told_and_one_cycle_is_not(tmp_path: Path) -> None:
+    steps = np.arange(300)
+    for number, (period, config, expected) in enumerate((
+        (16, {}, ["L3"]), (16, {"schedule": "cyclic"}, []), (300, {}, []),
+    )):  # fmt: skip
+        rate = 5e-4 * (1 - np.cos(2 * np.pi * (steps + 1) / period)) + 1e-6
+        rows = {"loss": guarded(300)["loss"], "lr": rate.tolist()}
+        assert found_in(tmp_path / str(number), rows, {}, **config) == expected
+
+
+def test_an_eval_that_never_beats_the_untrained_model_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    rows = {"loss": (0.4 + 2 * np.exp(-np.arange(300) / 60) + rng.normal(0, 0.03, 300)).tolist()}
+    of_a_copy = {step: float(2.4 + rng.normal(0, 0.01)) for step in range(0, 300, 40)}
+    assert found_in(tmp_path / "copy", rows, of_a_copy) == ["E1"]  # which names the cause, and L7 the result
+    other_labels = {step: 2.5 + step / 80 for step in range(0, 300, 40)}
+    assert found_in(tmp_path / "labels", rows, other_labels) == ["L7"]
+    overfits = {step: 2.4 - 0.3 * min(step, 80) / 80 + step / 500 for step in range(0, 300, 40)}
+    assert "L7" not in found_in(tmp_path / "overfits", rows, overfits)
+    more_negatives = {step: 5.5 - 2 * step / 300 for step in range(0, 300, 40)}  # ln 256 beside ln 32, and it falls
+    assert found_in(tmp_path / "contrastive", rows, more_negatives) == []
+
+
+def test_losses_that_a_count_of_the_config_lies_between_are_told(tmp_path: Path) -> None:
+    loss = np.array(guarded(300)["loss"])
+    evals = {step: float(loss[step]) for step in range(0, 300, 40)}
+    divided = {"loss": (loss / 4).tolist()}
+    assert found_in(tmp_path / "divided", divided, evals, grad_accum=4) == ["L9"]
+    assert found_in(tmp_path / "summed", {"loss": (loss * 16).tolist()}, evals, batch_size=16) == ["L9"]
+    assert found_in(tmp_path / "other", divided, evals, grad_accum=8) == []  # another part, perhaps
+    assert found_in(tmp_path / "same", {"loss": loss.tolist()}, evals, grad_accum=4) == []

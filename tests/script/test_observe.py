@@ -20,6 +20,7 @@ from torch.optim import optimizer as torch_optimizer
 from rung.doctor.diagnose import ask
 from rung.doctor.history import read
 from rung.runs.query import Run, open_run
+from rung.script.observe import Switches
 from rung.script.run import OwnRun
 from tests.script.test_run import ROOT, ended
 
@@ -76,6 +77,58 @@ def test_an_observer_that_fails_is_told_once_and_training_goes_on(
     assert len(found.metrics(["loss"])["loss"]) == 80
     (event,) = (e for e in found.events("warning") if "observed" in e["text"])
     assert "ZeroDivisionError" in event["text"]
+
+
+class Kahan(torch.optim.SGD):
+    """As optimizers that keep what rounding took, and add it to a later update."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("compensation", torch.zeros_like(parameter))
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lr", "kind", "is_lost"),
+    [
+        (torch.bfloat16, 1e-4, torch.optim.AdamW, True), (torch.bfloat16, 0.1, torch.optim.AdamW, False),
+        (torch.float32, 1e-7, torch.optim.AdamW, False), (torch.bfloat16, 1e-4, Kahan, False),
+    ],
+)  # fmt: skip
+def test_updates_that_half_precision_loses_are_seen(
+    dtype: torch.dtype, lr: float, kind: type[torch.optim.Optimizer], is_lost: bool, start: Start
+) -> None:
+    torch.manual_seed(0)
+    run, model = start(), nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1)).to(dtype)
+    optimizer = kind(model.parameters(), lr=lr)  # type: ignore[call-arg]
+    for step in range(60):
+        loss = model(torch.randn(16, 4, dtype=dtype)).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log({"loss": loss}, step=step)
+    history = read(ended(run))
+    half = history.derived["observed"].get("half", {})
+    assert (dtype is torch.float32 or kind is Kahan) == (half == {})
+    found = [f for answer in ask(history, raises=True) if answer.rule.id == "L1" for f in answer.findings]
+    assert [f.severity for f in found if "bfloat16" in f.what] == (["warn"] if is_lost else [])
+
+
+def test_eval_mode_is_counted_only_while_somebody_observes(start: Start) -> None:
+    original = nn.Module.train
+    first, second = start("a"), start("b", reinit="create_new")
+    model = train(first, 20)
+    train(second, 20)
+    assert nn.Module.train is not original
+    before = Switches.count
+    assert not model.eval().training
+    assert model.train().training
+    assert Switches.count == before + 4  # the model and each of its parts, as torch does it
+    first.finish()
+    assert nn.Module.train is not original
+    second.finish()
+    assert nn.Module.train is original
 
 
 def test_two_runs_at_a_time_and_one_after_the_other(start: Start) -> None:

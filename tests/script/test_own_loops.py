@@ -27,13 +27,14 @@ FAULTS = {
     },
     "trainer": {
         "no_step": "L1", "rate_zero": "L1", "other_model": "L1", "frozen": "L1", "no_zero_grad": "L1", "left_out": "L1",
-        "stale_eval": "E1", "dropout_eval": "L4", "nan_metric": "L2", "nan_eval": "L2", "restarts": "L3",
-        "ends_early": "L3", "no_relation": "L5", "unigram": "L5", "targets_are_inputs": "L7", "key_not_passed": "L8",
+        "stale_eval": "E1", "dropout_eval": "L4", "train_mode": "L4", "nan_metric": "L2", "nan_eval": "L2",
+        "restarts": "L3", "ends_early": "L3", "no_relation": "L5", "unigram": "L5", "targets_are_inputs": "L7",
+        "key_not_passed": "L8",
     },
 }  # fmt: skip
 TWINS = {
     "plain": ["healthy", "cosine", "milestones", "by_hand", "placeholder", "quiet_eval"],
-    "trainer": ["healthy"],
+    "trainer": ["healthy", "cycled"],
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import rule
+from rung.doctor.rules.lookups import again
 
 
 @rule("R6", "The run ended with an error", "scan")
@@ -32,16 +33,11 @@ def ended_badly(history: History) -> Finding | None:
     error = str(failure.get("error") or history.reason or "the run does not say why")
     place = f"{failure['file']}:{failure.get('line')}" if failure.get("file") else ""
     where = f"{place}, in {failure.get('function')}" + (f": {failure['code']}" if failure.get("code") else "")
-    again = (
-        "start the script again"
-        if history.is_script
-        else f"continue from the last save with `rung resume {history.run_id or 'RUN'}`"
-    )
     return Finding(
         "fatal",
         f"the run crashed {last}: {error}",
         since=history.end,
         evidence=[f"the last line of your own code: {where}" if place else "", str(failure.get("raised_in") or "")],
         probe="" if place else "read the traceback of the process",
-        remedy=f"fix the error{f' at {place}' if place else ''}, then {again}",
+        remedy=f"fix the error{f' at {place}' if place else ''}, then {again(history)}",
     )

@@ -89,6 +89,16 @@ def train(history: History, key: str, value: float) -> str:
     return f"rung train --parent {history.run_id} {key}={value:g}"
 
 
+def again(history: History) -> str:
+    """How to go on once an error is fixed."""
+    if history.is_script:
+        return "start the script again"
+    run = history.run_id or "RUN"
+    if history.events_of("save"):
+        return f"continue from the last save with `rung resume {run}`"
+    return f"start again with `rung train --parent {run}`: nothing was saved"
+
+
 def check(history: History) -> str:
     """The checks before step 0, which need a recipe."""
     return "" if history.is_script else f"rung check {history.run_id or 'RUN'}"

@@ -49,6 +49,7 @@ def nonfinite_loss(history: History) -> Finding | None:
     where = micro_and_rank(event_at(history, "diverged", step))
     num_bad = sum(series.num_bad for series in losses(history).values())
     continued, fewest = _continued(history, step), value(targets(history), step)
+    half = half_weights(history)
     after = f"{num_bad} recorded losses are not, and the run continued" if continued else "the run cannot continue"
     return Finding(
         "sick" if continued else "fatal",
@@ -66,7 +67,10 @@ def nonfinite_loss(history: History) -> Finding | None:
             _no_explosion(history, step),
         ],
         probe=replay(history, step),
-        remedy=names_the_cause(history, step, "the operation, the row of data, and what was wrong before the step"),
+        remedy=(f"keep the trained weights in float32, and compute in half precision under `torch.autocast`: they are "
+        f"{half}, in which Adam's eps of 1e-8 is 0; if they are not the cause, " if half == "float16" else "")
+        + names_the_cause(history, step, "the operation, the row of data, and what was wrong before the step"),
+        remedy_is_guess=half == "float16",
     )
 
 
@@ -368,7 +372,6 @@ def step_failed(history: History) -> Finding | None:
     what = f"the run {history.status} at step {step}" if ended else f"step {step} failed"
     what += " and was left out" if continued else ""
     why = str(event.get("why") or history.reason or "the run does not say why")
-    is_replayable = bool(event) or history.status == "diverged"
     return Finding(
         "warn" if continued else "fatal",
         f"{what}: {why}",
@@ -379,14 +382,8 @@ def step_failed(history: History) -> Finding | None:
             f"{len(events)} steps failed: {listed([e['step'] for e in events])}" if events[1:] else "",
             before(history, "loss", step),
         ],
-        probe=replay(history, step) if is_replayable else "read the traceback of the process",
-        remedy=names_the_cause(history, step, "the cause")
-        if is_replayable
-        else "fix the error, then start the script again"
-        if history.is_script
-        else f"fix the error, then continue from the last save with `rung resume {history.run_id or 'RUN'}`"
-        if history.events_of("save")
-        else f"fix the error, then start again with `rung train --parent {history.run_id or 'RUN'}`",
+        probe=replay(history, step),
+        remedy=names_the_cause(history, step, "the cause"),
     )
 
 

@@ -24,8 +24,14 @@ LOOKS = 3
 SETTLED = 200  # rows after which a loss should be better than a guess
 WINDOW = 100
 RISING = 3  # rows in a row that make a warm-up
+SWINGS = 3  # times that a rate falls and rises again; one cycle has none
 ENDED = 1e-4  # of the peak: a cosine is that low in its last half per cent
 SAME = 3  # evals with one value to all digits
+GOALS = r"reward|return|advantage|policy|accuracy$"  # their losses say little
+LEARNED, BARELY = 0.7, 0.97  # of the loss of the untrained model: training came below the one, no eval below the other
+EARLY = 0.02  # of the run, in which an eval is one of the untrained model
+COUNTS = r"accum|micro|batch|block_size|seq|context|length"  # in names of keys
+LOST = 0.25  # of the numbers with a gradient that a step leaves as they are; in float32 none, whatever the rate
 
 
 @rule("L1", "Weights that do not move as they should", "scan", needs=("observed",), is_for_scripts=True)
@@ -115,6 +121,21 @@ def weights_do_not_move(history: History) -> Iterator[Finding]:
             probe=f"`{WATCH}` records the size of each tensor's updates",
             remedy="look at the learning rate of their group, and whether something writes the old values back",
         )
+    half: dict[str, Any] = seen.get("half") or {}
+    followed, lost = int(half.get("followed") or 0), int(half.get("still") or 0)
+    if moved and followed and lost > LOST * followed:
+        yield Finding(
+            "warn",
+            f"the weights are {half.get('dtype')}, and {lost / followed:.0%} of the numbers that had a gradient stayed "
+            "as they were in a step: their updates are below the last digit, and lost",
+            since=0,
+            evidence=[f"{lost} of {followed} numbers that were followed through a step, in the step that moved most of "
+                      f"those that were followed (limit {LOST:.0%})"],
+            ruled_out=["an optimizer that keeps copies in float32, or what rounding took: its state names none"],
+            probe="compare a weight before and after `optimizer.step()`, to all digits",
+            remedy="keep the trained weights in float32, and compute in half precision under `torch.autocast`",
+            hides=["O9"],
+        )  # fmt: skip
     if seen.get("accumulates"):
         yield Finding(
             "sick",
@@ -237,6 +258,20 @@ def odd_rate(history: History) -> Iterator[Finding]:
             "restarts are meant, say so in the config",
         )  # fmt: skip
         return
+    if len(again := _climbs(values)) >= SWINGS:
+        is_meant = any(re.search(r"restart|cycl|sgdr|t_0|t_mult", f"{k}={v}", re.I) for k, v in history.config.items())
+        at = [int(steps[place]) for place in again]
+        yield Finding(
+            "info" if is_meant else "warn",
+            f"the learning rate goes up and down: {len(at)} times it rises again after it fell, first at step {at[0]}",
+            since=at[0],
+            evidence=[*evidence, f"it is half up again at steps {listed(at)}"],
+            ruled_out=["" if is_meant else "cycles by design: nothing in the config names restarts or cycles"],
+            probe="print the rate of the first hundred steps",
+            remedy="give the schedule its horizon in the unit in which it is stepped: a cosine of so many epochs "
+            "(T_max) that is stepped at each batch rises again after as many batches",
+        )
+        return
     num_ended = int((values[::-1] > ENDED * peak).argmax())
     if num_ended > max(FEW_ROWS, 0.1 * len(values)):
         yield Finding(
@@ -291,6 +326,21 @@ def odd_rate(history: History) -> Iterator[Finding]:
         )
 
 
+def _climbs(values: np.ndarray) -> list[int]:
+    """Where a rate that had fallen is up again: at 1.5 times its low, and a tenth of its peak."""
+    found, high, low, peak = list[int](), float(values[0]), float("inf"), float(values.max())
+    for place, value in enumerate(map(float, values)):
+        if low < float("inf"):
+            low = min(low, value)
+            if value > max(1.5 * low, 0.1 * peak):
+                found.append(place)
+                high, low = value, float("inf")
+        else:
+            high = max(high, value)
+            low = value if value < high / 1.5 else low
+    return found
+
+
 @rule("L4", "Evals that do not measure the weights", "scan", needs=("eval/*/loss:2",), is_for_scripts=True)
 def evals_repeat(history: History) -> Iterator[Finding]:
     """One value at several evals while training moved; or two values for the weights of one step."""
@@ -299,6 +349,23 @@ def evals_repeat(history: History) -> Iterator[Finding]:
         for of, measures in (event.get("results") or {}).items():
             if isinstance(loss := measures.get("loss"), int | float) and math.isfinite(loss):
                 twice.setdefault((of, int(event.get("step") or 0)), []).append(float(loss))
+    seen: dict[str, Any] = (history.derived.get("observed") or {}).get("evals") or {}
+    looked, in_train_mode = int(seen.get("looked") or 0), int(seen.get("in_train_mode") or 0)
+    if in_train_mode >= SAME and in_train_mode >= looked - 1:
+        yield Finding(
+            "warn",
+            f"evals ran in training mode: before {in_train_mode} of {looked} evals no module was switched to eval "
+            f"mode, and the model has {seen.get('has')}",
+            since=0,
+            evidence=["neither `eval()` nor `train(False)` was called since the eval before, and every such module in "
+                      "sight was in training mode when the result was logged"],
+            ruled_out=["a copy that always is in eval mode: none is in sight of the loop"],
+            probe="evaluate twice in a row and compare",
+            remedy="call `model.eval()` before each eval and `model.train()` after it: dropout is off then, and batch "
+            "norm takes its running statistics and leaves them alone",
+            hides=["E1", "E2"],
+        )  # fmt: skip
+        return
     again = {key: values for key, values in twice.items() if len(values) > 1}
     apart = {key: (max(v) - min(v)) / max(abs(v[0]), 1e-12) for key, v in again.items()}
     if apart and (worst := max(apart.values())) > 1e-3:
@@ -325,9 +392,12 @@ def evals_repeat(history: History) -> Iterator[Finding]:
         if len(values) < SAME:
             continue
         few = False
-        same = np.flatnonzero(values != values[-1])
-        first = int(same[-1]) + 1 if len(same) else 0
-        if len(values) - first >= SAME and _moved(history, int(steps[first]), int(steps[-1])):
+        changes = np.flatnonzero(np.diff(values) != 0) + 1
+        first = int(changes[-1]) if len(changes) else 0
+        # Where the last result is logged again at each row until there is another, each stays for a while.
+        usual = int(np.diff(changes, prepend=0).max(initial=1))
+        is_long = len(values) - first >= (SAME if usual == 1 else max(SAME, 2 * usual))
+        if is_long and _moved(history, int(steps[first]), int(steps[-1])):
             yield Finding(
                 "sick",
                 f"{len(values) - first} evals on {of}, from step {steps[first]} to {steps[-1]}, gave exactly "
@@ -394,7 +464,7 @@ def does_not_fall(history: History) -> Finding | None:
     loss = history["loss"].finite
     if len(loss) < WINDOW:
         raise NotLooked(f"{len(loss)} losses are too few", 'run.log({"loss": loss}) at each step')
-    if len(losses(history)) > 1 or any(re.search(r"reward|return|advantage|policy|accuracy$", n) for n in history.rows):
+    if len(losses(history)) > 1 or any(re.search(GOALS, n) for n in history.rows):
         raise NotLooked("several losses, or rewards: their levels say little")
     start = Series(loss.steps[:20], loss.values[:20])
     end = loss.last(min(WINDOW, len(loss) // 3))
@@ -455,6 +525,24 @@ def train_without_use(history: History) -> Finding | None:
                 "the eval builds its batches in another way; a set of a few rows is learned by heart just so",
                 hides=["E2", "L5"],
             )  # fmt: skip
+        start = float(np.median(loss.values[:5]))
+        is_one = len(losses(history)) == 1 and not any(re.search(GOALS, name) for name in history.rows)
+        never = len(evals) >= SAME and evals.values.min() > BARELY * max(0.0, start)
+        never = never and evals.values[1:].min() > BARELY * evals.values[0] and evals.steps[0] < 0.3 * history.end
+        if is_one and never and 0 < last < LEARNED * start:
+            return Finding(
+                "warn",
+                f"the training loss fell from {start:.4g} to {last:.4g}, and the loss on {of} never was below that of "
+                f"the untrained model: {evals.values.min():.4g} at best, {value:.4g} now",
+                since=int(evals.steps[0]),
+                evidence=[f"{len(evals)} evals on {of} from step {evals.steps[0]} to {evals.steps[-1]}: "
+                          + ", ".join(f"{v:.4g}" for v in evals.values[:8])],
+                ruled_out=["overfitting of the usual kind: an eval improves before it rises"],
+                probe=f"compute the loss of {of} on rows of the training set, with the code of the eval",
+                remedy="look whether the eval has other weights (a copy, an average that is never updated), or labels, "
+                "ids or scales that differ from those of training; if not, nothing was learned but the rows by heart",
+                hides=["E2", "L5"],
+            )  # fmt: skip
     if not any(len(measures.get("loss", EMPTY).finite) for measures in history.evals.values()):
         raise NotLooked("no eval has a finite loss", 'run.log({"val/loss": loss})')
     return None
@@ -474,6 +562,40 @@ def key_did_not_arrive(history: History) -> Finding | None:
         probe="print `optimizer.param_groups`",
         remedy="pass the key on to the optimizer, or take it out of the config: a comparison by it would be none",
     )
+
+
+@rule("L9", "Train and eval in other units", "scan", needs=("loss", "eval/*/loss"), is_for_scripts=True)
+def other_units(history: History) -> Finding | None:
+    """An untrained model has one loss on any rows. Where it has two, and a count in the config lies between them, one
+    of them was divided by it and the other was not."""
+    loss = history["loss"].finite
+    evals = {of: m["loss"].finite for of, m in history.evals.items() if len(m.get("loss", EMPTY).finite)}
+    early = {of: series for of, series in evals.items() if series.steps[0] <= loss.steps[0] + EARLY * history.end}
+    if len(loss) < 5 or not early:
+        raise NotLooked("no eval of the untrained model", 'run.log({"val/loss": loss}) before the first step')
+    if len(losses(history)) > 1:
+        raise NotLooked("several losses")
+    counts = {key: history.number(key) for key in history.config if re.search(COUNTS, key.rpartition(".")[2], re.I)}
+    for of, series in early.items():
+        ours, theirs = float(series.values[0]), float(loss.values[0])
+        if ours <= 0 or theirs <= 0:
+            continue
+        factor = max(ours / theirs, theirs / ours)
+        for key, count in counts.items():
+            if count and count >= 2 and count == int(count) and abs(factor / count - 1) < 0.1:
+                return Finding(
+                    "warn",
+                    f"the loss of the untrained model is {theirs:.4g} in training and {ours:.4g} on {of}: {factor:.3g} "
+                    f"times as much, and {key} is {count:g}",
+                    since=int(loss.steps[0]),
+                    evidence=[f"step {loss.steps[0]} of training {theirs:.5g}; step {series.steps[0]} {of} {ours:.5g}"],
+                    ruled_out=["overfitting: nothing was learned yet"],
+                    probe="compute both losses on the same rows, before training",
+                    remedy=f"divide both by the same count: one is a sum or a mean over {key}, as where the loss of a "
+                    "micro, divided by their number, is logged as that of the step",
+                    hides=["E2"],
+                )  # fmt: skip
+    return None
 
 
 def _number_of(history: History, names: tuple[str, ...]) -> float | None:

@@ -49,7 +49,10 @@ class Trainer:
         lr = 0.0 if fault == "rate_zero" else 0.1
         self.optimizer = torch.optim.SGD(list(parameters), lr=lr, momentum=0.9)
         length = STEPS // 2 if fault == "ends_early" else STEPS
+        self.scheduler: torch.optim.lr_scheduler.LRScheduler
         self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 1e-6, length)
+        if fault == "cycled":  # which moves the momentum too, so that no optimizer has that of the config
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, STEPS)
         self.follow = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
         self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
@@ -71,7 +74,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        if self.fault != "dropout_eval":
+        if self.fault not in ("dropout_eval", "train_mode"):
             self.model.eval()
         kept = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         if self.fault == "stale_eval":
@@ -113,6 +116,11 @@ class Trainer:
             self.run.log({"val_loss": float("inf") if self.fault == "nan_eval" else value}, step=step)
             if self.fault == "dropout_eval":
                 self.run.log({"val_loss": self.evaluate()}, step=step)
+            if self.fault == "cycled":  # a second row of the same eval
+                self.run.log({"val_accuracy": 1 / (1 + value)}, step=step)
+                self.last = value
+        elif self.fault == "cycled" and step > 40:
+            self.run.log({"val_loss": self.last}, step=step)  # the last one once more
 
 
 for name in sys.argv[1:]:
