@@ -33,7 +33,16 @@ ALLOWED = {
     "api": None,  # everything but cli, which nobody but itself may know
     "resolve": {"config", "engine", "recipe", "recipes", "runs"},
     "training": {
-        "config", "engine", "recipe", "doctor", "doctor.preflight", "runs", "trackers", "remote", "resolve", "progress",
+        "config",
+        "engine",
+        "recipe",
+        "doctor",
+        "doctor.preflight",
+        "runs",
+        "trackers",
+        "remote",
+        "resolve",
+        "progress",
     },
     "evaluation": {"engine", "recipe", "runs"},
     "progress": set(),

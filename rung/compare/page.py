@@ -25,7 +25,6 @@ from rung.compare.epochs import Epoch, epochs, epochs_json
 from rung.compare.factors import strictness
 from rung.compare.lineage import (
     Link,
-    best_text,
     chain,
     change_spans,
     find_parents,
@@ -71,7 +70,7 @@ from rung.report.blocks import (
 from rung.report.plot import Line, Plot, running_mean, svg
 from rung.runs.fields import groups_over_seeds
 from rung.runs.files import to_json
-from rung.runs.metrics import Faults
+from rung.runs.metrics import Faults, number_of
 from rung.runs.query import Run
 from rung.text import one_line
 from rung.units import count, plural
@@ -328,12 +327,12 @@ def _result(found: Link) -> Iterator[Block]:
     baselines = mapping(mapping(run.data().get(str((best or {}).get("set")))).get("baselines"))
     if best is not None:
         yield Paragraph([bold("best"), f": {_best(run)}."])
-        rows: list[list[Spans | str]] = [[[bold(run.id)], [bold(best_text(run))]]]
+        rows: list[list[Spans | str]] = [[[bold(run.id)], [bold(_best_loss(run))]]]
         parent = found.parent
         if parent is not None and (parent.best or {}).get("set") == best.get("set"):
             is_other = any(d.weight == "metric" for d in found.changes)
-            rows.append([f"{parent.id}{', which counts something else' if is_other else ''}", best_text(parent)])
-        rows += [[f"{name}, a trivial model", value_text(loss)] for name, loss in baselines.items()]
+            rows.append([f"{parent.id}{', which counts something else' if is_other else ''}", _best_loss(parent)])
+        rows += [[f"{name}, a trivial model", _loss(loss)] for name, loss in baselines.items()]
         if len(rows) > 1:
             yield Table(["", f"{value_text(best.get('set'))} loss"], rows, numeric=(1,))
     loss = columns(run, ("loss",))["loss"]
@@ -387,11 +386,21 @@ def _curves(run: Run) -> Iterator[Block]:
         yield from drawings
 
 
+def _best_loss(run: Run) -> str:
+    return _loss((run.best or {}).get("loss"))
+
+
+def _loss(value: Any) -> str:
+    """For people, who compare; the table of evals has all digits."""
+    loss = number_of(value)
+    return "-" if loss is None else _rounded(loss, "loss")
+
+
 def _best(run: Run) -> str:
     best, place = run.best or {}, ""
     with contextlib.suppress(*UNREADABLE):  # reported where the epochs are
         place = next((f", in epoch {one.epoch}" for one in epochs(run) if one.is_best), "")
-    return f"loss {best_text(run)} on {value_text(best.get('set'))} at step {value_text(best.get('step'))}{place}"
+    return f"loss {_best_loss(run)} on {value_text(best.get('set'))} at step {value_text(best.get('step'))}{place}"
 
 
 def _epochs(run: Run, is_of_many: bool = False) -> Iterator[Block]:
@@ -691,7 +700,7 @@ def experiment_page(
             change = link_spans(found) if found.parent is not None else ["-"]
             verdict = one_line(next(filter(None, verdict_of(run)), ""))
             parent = one_line(text_of(run.document.get("parent")))
-            rows.append([[_linked(run, where)], parent, change, run.status, best_text(run), verdict])
+            rows.append([[_linked(run, where)], parent, change, run.status, _best_loss(run), verdict])
         blocks.append(Table(["run", "parent", "change", "status", "best loss", "verdict"], rows, numeric=(4,)))
         lines: list[Line] = []
         for run in runs:

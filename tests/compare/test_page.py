@@ -73,6 +73,9 @@ def known_numbers(run: Run) -> set[float]:
     columns = run.metrics()
     for name in ("loss", "norm", "lr"):
         known |= {float(format(value, ROUNDED[name])) for value in columns[name] if value is not None}
+    of_trivial_models = [loss for about in run.data().values() for loss in about.get("baselines", {}).values()]
+    best = [*(event["loss"] for event in run.evals()), *of_trivial_models]
+    known |= {float(format(loss, ROUNDED["loss"])) for loss in best}
     rows = [row for row in zip(columns["targets"], columns["step_s"], columns["wait_s"]) if None not in row]
     known |= {float(count(targets / seconds).rstrip("kMBT")) for targets, seconds, _ in rows}
     known |= {float(format(100 * waited / seconds, ROUNDED["wait"])) for _, seconds, waited in rows}
