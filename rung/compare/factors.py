@@ -190,16 +190,27 @@ def _unknown(a: Run, b: Run, code: CodeDiff, has_rows: bool) -> list[str]:
 
 def _command(a: Run, b: Run, code: CodeDiff) -> Iterator[Difference]:
     """Words of the commands of two scripts that no config key tells of: `--accumulate 8` of a script that recorded no
-    config. In rung's own training the config holds whatever a command said."""
+    config. In rung's own training the config holds whatever a command said.
+
+    A key tells of a word that has its name, or that changes as the key does; so do seed, parent and why.
+    """
     if is_of_engine(a) or is_of_engine(b):
         return
     sides: list[dict[str, str]] = []
+    told_of = [
+        dict(leaves(run.config())) | {name: run.document.get(name) for name in ("seed", "parent", "why")}
+        for run in (a, b)
+    ]
+    changes = [
+        tuple(_plain(told.get(name)) for told in told_of)
+        for name in dict.fromkeys([*told_of[0], *told_of[1]])
+        if told_of[0].get(name) != told_of[1].get(name)
+    ]
     for run, ran in zip((a, b), code.ran):
         if ran is None or ran.document.get("main") in ("notebook", "session"):
             return
-        told = {name.lower().replace("-", "_"): value for name, value in leaves(run.config())}
+        told = [name.lower().replace("-", "_") for name, _ in leaves(run.config())]
         names = {*told, *(name.rpartition(".")[2] for name in told)}
-        values = {str(value) for value in told.values()}
         words, found, place = [str(word) for word in list_of(ran.document.get("command"))[1:]], {}, 0
         while words:
             word = words.pop(0)
@@ -210,14 +221,19 @@ def _command(a: Run, b: Run, code: CodeDiff) -> Iterator[Difference]:
             elif not equals:
                 name, value, place = f"word {place + 1}", word, place + 1
             plain_name = name.lstrip("-").lower().replace("-", "_")
-            if plain_name in names or plain_name.removeprefix("no_") in names or (value and value in values):
+            if plain_name in names or plain_name.removeprefix("no_") in names:
                 continue  # the config has it
             if plain_name in ("seed", "random_seed") and run.document.get("seed") is not None:
                 continue
             found[name] = value
         sides.append(found)
     was, now = sides
-    differing = [name for name in dict.fromkeys([*was, *now]) if was.get(name) != now.get(name)]
+    differing = []
+    for name in dict.fromkeys([*was, *now]):
+        said = [_plain(side[name]) if side.get(name) else None for side in (was, now)]
+        is_told = any(all(word in (None, value) for word, value in zip(said, change)) for change in changes)
+        if was.get(name) != now.get(name) and not (is_told and said != [None, None]):
+            differing.append(name)
     for weight, chosen in (
         ("hidden", [name for name in differing if not _OF_OUTPUT.fullmatch(name.lstrip("-"))]),
         ("note", [name for name in differing if _OF_OUTPUT.fullmatch(name.lstrip("-"))]),
@@ -233,6 +249,14 @@ def _command(a: Run, b: Run, code: CodeDiff) -> Iterator[Difference]:
             )
             detail = "no config key tells of it" if weight == "hidden" else "where output goes"
             yield Difference("config", "command line", before, after, weight, detail, "command line", "command line")
+
+
+def _plain(value: Any) -> float | str:
+    """As a number where it is one: a command says 3e-4, a config 0.0003."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return str(value)
 
 
 def _config(a: Run, b: Run, is_other_code: bool) -> Iterator[Difference]:
