@@ -167,9 +167,7 @@ def compare(ours: RowHashes, theirs: RowHashes, num_held: int, num_train: int) -
         seen += f", {found.ours:.2%} of their {kind} ({found.usual:.2%} of train's own are elsewhere in train)"
         # Rows cut at random out of recordings repeat each other, which explains nothing. Nearly the same piece under
         # two names looks like them, so of such a set more is asked.
-        # Texts beside sounds or pictures, which are looked at too, are sentences that are said again.
-        are_labels = kind == "windows of ids" and len(theirs.parts) > 1
-        limits = ((found.usual, OVERLAP),) if are_labels else ((found.usual, OVERLAP), (found.phrases, MUCH))
+        limits = (found.usual, OVERLAP), (found.phrases, MUCH)
         leaks |= found.num_rows >= LEAST_ROWS and any(
             (found.ours - usual) / seen_share > limit and found.ours - usual > 3 * found.error
             for usual, limit in limits
@@ -393,7 +391,9 @@ def parts_of(arrays: Arrays, width: int) -> dict[str, Parts]:
             found["windows of codes"].append(windows(_digests(array), SHORT_WINDOW))
         elif array.ndim == 3 and is_float and array.shape[2] < WIDE:
             found["windows of steps"].append(windows(_digests(array), SHORT_WINDOW))
-            if array.shape[2] > FEW_IDS:  # a split step by step, or windows of another offset, share no whole window
+            # A split step by step, or windows of another offset, share no whole window. Beside frames it says nothing
+            # of its own: a car that stands has the same few numbers in any drive.
+            if array.shape[2] > FEW_IDS and max(one.ndim for one in arrays.values()) == 3:
                 found[f"steps of {array.shape[2]} numbers"].append(_pieces(array))
         elif array.ndim == 3 and is_float:
             found[f"steps of {array.shape[2]} numbers"].append(_pieces(array))
