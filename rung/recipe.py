@@ -200,6 +200,7 @@ class Stream:
     baselines: Mapping[str, float] = {}  # losses of trivial models on this very set, to print beside ours
     about: Mapping[str, Any] = {}  # source, split, tokenizer, ...: what a person calls the parts of the fingerprint
     gathers_in: ClassVar[Literal["thread", "process"]] = "thread"  # process: decoding is Python's work; needs pickle
+    taken_away: Sequence[str] = ()  # arrays of this set that are zero on purpose, to see what they are worth
     groups: Sequence[str] = ()  # what rows are told apart by: components of a mixture, composers, maps
     stores: Sequence[Store] = ()  # prepared data that rows are read from; hashed while training begins
 

@@ -300,6 +300,8 @@ class StoreWriter:
 def note_command(path: Path, words: Sequence[str]) -> None:
     """Keeps what was typed to prepare the data, for a page that says how to do it again; no part of the fingerprint."""
     file = path / "manifest.json"
+    if not file.is_file():  # a recipe of somebody's own may keep its data otherwise
+        return
     manifest = parse.json(parse.read_bytes(file))
     if "command" not in manifest["info"]:  # else the data was there already
         manifest["info"]["command"] = list(words)

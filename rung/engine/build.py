@@ -253,6 +253,13 @@ def _say_what_was_changed(setup: Setup, cast: Mapping[str, Sequence[str]]) -> No
             f"in eval mode also while training, because all of it is frozen: {some(still)}; its dropout and its "
             "statistics stand still"
         )
+    scales = {
+        f"{objective.name} {group.get('name', number)}": group.get("lr_scale", 1.0)
+        for objective in setup.state.objectives
+        for number, group in enumerate(g for optimizer in objective.optimizers for g in optimizer.param_groups)
+    }
+    if any(scale != 1 for scale in scales.values()):
+        setup.derived["lr_scales"] = scales
     setup.derived["changed"] = {"to float32": {d: list(names) for d, names in cast.items()}, "eval mode": still}
 
 

@@ -194,9 +194,9 @@ class Lab:
     def _keep(self, what: str, run: Run, make: Callable[[Run], Any]) -> Any:
         """An answer that stays as long as the record does, as JSON."""
         parts = [stamp(run.path / "metrics"), stamp(run.path / "tables")]
-        for name in ("run.json", "events.ndjson"):
+        for file in (run.path / "run.json", run.path / "events.ndjson"):
             with contextlib.suppress(OSError):
-                stat = (run.path / name).stat()
+                stat = file.stat()
                 parts.append(((0, stat.st_size, stat.st_mtime_ns),))
         body = self._kept.get((what, str(run.path), *parts, run.status), lambda: to_json(make(run)), len)
         return Response(body, media_type="application/json")

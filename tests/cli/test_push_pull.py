@@ -130,8 +130,10 @@ def test_deleting_asks_or_is_told(folder: Path) -> None:
     assert len(list_runs(Path("runs"))) == 2
 
 
-def test_what_users_wrote_stays_text(folder: Path) -> None:
+def test_what_users_wrote_stays_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rung.runs.record import amend
+
+    monkeypatch.setenv("COLUMNS", "200")
 
     run = finished(Path("runs"))
     amend(run.path, why=EVIL)

@@ -343,13 +343,15 @@ def git(folder: Path, *words: str) -> None:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Asked from there: git looks into no folder because a run names it."""
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "model.py").write_text("depth = 4\n")
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.chdir(folder)
     return folder
 
 

@@ -592,13 +592,14 @@ def test_numbers_that_are_not_finite_are_named() -> None:
 # What people see
 
 
-def test_the_table_shows_every_result_and_counts_them() -> None:
+def test_the_table_shows_every_result_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     results = [
         Result("pass", "1", name="a"),
         Result("fail", "word " * 60, "fix it", name="long name", rule="D3"),
         Result("skip", "2", name="c"),
     ]
-    text = render(results, 1.26, width=80)
+    text = render(results, 1.26)
     assert max(map(len, text.splitlines())) <= 80
     assert "try: fix it" in text
     assert text.splitlines()[-1] == "3 results in 1.3 s: 1 fail, 1 skip, 1 pass"

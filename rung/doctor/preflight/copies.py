@@ -83,7 +83,8 @@ def inputs_are_used(context: CheckContext) -> Iterator[Result]:
             f"without it ({given.how}) the loss rises by {rise.mean:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}] "
             f"after {len(losses)} steps of a copy"
         )
-        if rise.high < USED and (is_cut_off or not whole):
+        # What helps a little, beyond chance, reaches the model: it is learned later (speech, at 47 of 700 steps).
+        if rise.high < USED and (is_cut_off or not (whole or rise.low > 0)):
             what = "does nothing at all" if is_cut_off else "is hardly used"
             remedy = (
                 "check that it reaches the model (not zeroed, detached, overwritten or normalised away) and is aligned "

@@ -342,7 +342,9 @@ def same_as_in_training(context: CheckContext) -> Iterator[Result]:
             yield Result("warn", f"{seen} with deviation {std[c]:.4g}", remedy, name="inputs against the store")
     for stream in context.setup.evaluator.streams:
         held = {name: array_stats(name, a) for name, a in sample_rows(context, stream, num_rows).items()}
-        faults = [fault for name in train if name in held for fault in _shifted(train[name], held[name], known)]
+        both = [name for name in train if name in held]
+        both = [name for name in both if name not in context.setup.evaluator.streams[stream].taken_away]
+        faults = [fault for name in both for fault in _shifted(train[name], held[name], known)]
         faults += [f"{name} is missing" for name in train if name not in held]
         if faults:
             remedy = f"prepare {stream} exactly as train: same scale, same order of channels"

@@ -394,7 +394,9 @@ def parts_of(arrays: Arrays, width: int) -> dict[str, Parts]:
             found["windows of codes"].append(windows(_digests(array), SHORT_WINDOW))
         elif array.ndim == 3 and is_float and array.shape[2] < WIDE:
             found["windows of steps"].append(windows(_digests(array), SHORT_WINDOW))
-            if array.shape[2] > FEW_IDS:  # a split step by step, or windows of another offset, share no whole window
+            # A split step by step, or windows of another offset, share no whole window. Beside frames it says nothing
+            # of its own: a car that stands has the same few numbers in any drive.
+            if array.shape[2] > FEW_IDS and max(one.ndim for one in arrays.values()) == 3:
                 found[f"steps of {array.shape[2]} numbers"].append(_pieces(array))
         elif array.ndim == 3 and is_float:
             found[f"steps of {array.shape[2]} numbers"].append(_pieces(array))

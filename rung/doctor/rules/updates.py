@@ -119,11 +119,11 @@ def beyond_the_rate(history: History, seen: Matrices | None, since: int = 0) -> 
     rates = at(history["lr"], seen.steps)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         times = seen.stride / rates
-    times = np.where(np.isfinite(times), times, 0.0)
+    times, half = np.where(np.isfinite(times), times, 0.0), half_weights(history)
+    times = times / _largest_scale(history)
     if not times.max() > BEYOND:
         return None
     row, place = np.unravel_index(times.argmax(), times.shape)
-    half = half_weights(history)
     own = "its moments are not those of its gradients: they were reset, loaded wrongly or written to"
     small = f"weights and moments are {half}, in which the squares of usual gradients are 0 or lose their digits"
     return Finding(
@@ -144,6 +144,13 @@ def beyond_the_rate(history: History, seen: Matrices | None, since: int = 0) -> 
         remedy_is_guess=not half,
         hides=["O3", "O8"],
     )  # fmt: skip
+
+
+def _largest_scale(history: History) -> float:
+    """The largest rate of a group over that of the run: an update is so much larger there, and nothing is broken."""
+    rates = [rate for rate in (history.derived.get("observed") or {}).get("rates") or () if rate]
+    scales = [*(history.derived.get("lr_scales") or {}).values(), *(rate / rates[0] for rate in rates)]
+    return max([1.0, *map(float, scales)])
 
 
 @rule("O3", "Shock without a warm-up", "scan", needs=("tensors",))

@@ -68,6 +68,7 @@ class Utterances(Stream):
         tokenizer = prompts.tokenizer
         assert tokenizer.end is not None, "checked where the tokenizer is opened"
         self._prompts, self._heard, self._bucket = prompts, heard, bucket
+        self.taken_away = ("features", "sound") if heard == "silent" else ()
         self._is_cached, self._tasks, self.stores = is_cached, list(tasks), list(stores)
         self._rows = [
             (store, store.index[number]) for store in stores if split in store.splits for number in store.split(split)
