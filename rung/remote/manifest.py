@@ -146,12 +146,13 @@ def read_manifest(bucket: Bucket, kind: str, name: str) -> tuple[Manifest, Versi
             raise ValueError(f"it is of {content['kind']} {content['name']}, not of {kind} {name}")
         entries = []
         for spec in content["files"]:
+            path, num_bytes, sha256 = spec["path"], spec["bytes"], spec["sha256"]
             parts = [(part["bytes"], part["sha256"]) for part in spec.get("parts") or ()]
-            entry = FileEntry(spec["path"], spec["bytes"], spec["sha256"], tuple(parts))
+            entry = FileEntry(path, num_bytes, sha256, tuple(parts))
             if not isinstance(entry.path, str) or not isinstance(entry.bytes, int) or entry.bytes < 0:
                 raise ValueError("a file has no path or no size")
-            for size, sha256 in ((entry.bytes, entry.sha256), *parts):
-                if not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
+            for size, digest in ((num_bytes, sha256), *parts):
+                if not isinstance(digest, str) or not _HASH.fullmatch(digest):
                     raise ValueError(f"{entry.path!r} has no hash")
                 if not isinstance(size, int) or size < 0:
                     raise ValueError(f"a part of {entry.path!r} has no size")

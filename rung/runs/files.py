@@ -123,9 +123,9 @@ def read_json(path: Path) -> Any:
     return from_json(parse.read_bytes(path))
 
 
-def newer(path: Path, document: Mapping[str, Any], known: int) -> str | None:
-    """What is wrong with a document that a newer rung wrote; None where this one can read it."""
-    schema = document.get("schema", 0)
+def newer(path: Path, document: Any, known: int) -> str | None:
+    """What is wrong with a document that a newer rung wrote; None where this one can read it, or it is none."""
+    schema = document.get("schema", 0) if isinstance(document, Mapping) else 0
     if not isinstance(schema, int) or schema <= known:
         return None
     return f"{path} was written by a newer rung (schema {schema}, this one reads up to {known}); upgrade rung"

@@ -88,6 +88,13 @@ def is_one_sentence(life: Life) -> bool:
     return life.code == 2 and len(lines) == 1 and lines[0].startswith("rung: ") and "Traceback" not in life.out
 
 
+def ends_in_a_sentence(life: Life) -> bool:
+    """As `is_one_sentence`, of a verb that may have said before what takes so long."""
+    return is_one_sentence(life._replace(err="".join(life.err.splitlines(keepends=True)[-1:]))) and (
+        "Traceback" not in life.err
+    )
+
+
 def losses(run: Run) -> list[tuple[int, float]]:
     """The loss of every step, from all attempts together."""
     columns = run.metrics(["loss"])

@@ -17,7 +17,7 @@ from rung.errors import RunError
 from rung.runs.metrics import Faults, read_rows
 from rung.runs.query import Run, open_run
 
-from .lives import Lives, is_one_sentence, losses, saves_of
+from .lives import Lives, ends_in_a_sentence, losses, saves_of
 
 COUNTS: Counter[str] = Counter()  # of what was done, printed at the end
 RUN = "toy/1"
@@ -109,7 +109,7 @@ class Watched:
             return True
         life = lives.rung(*args, cwd=self.folder)
         if run is None or not saves_of(run).steps():
-            assert is_one_sentence(life), life.err
+            assert ends_in_a_sentence(life), life.err
             return False
         assert life.code == 0, life.err + life.out
         run = self.look()

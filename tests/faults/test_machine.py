@@ -25,7 +25,7 @@ from rung.runs.query import Run, list_runs, open_run
 from rung.runs.record import append_event
 
 from .jobs import unpacked
-from .lives import Lives, is_one_sentence, losses, saves_of
+from .lives import Lives, ends_in_a_sentence, losses, saves_of
 from .machine import ARGS, COUNTS, DIVERGES, OPERATIONS, RESUME, RUN, Watched, points_of, the_run
 
 KILLED = -signal.SIGKILL
@@ -283,7 +283,7 @@ def test_killed_while_moving(warm: Lives, toy: Run, make: Make, num: int) -> Non
 def disk_breaks(lives: Lives, watched: Watched, how: str, at: int) -> None:
     life = lives.rung(*ARGS, cwd=watched.folder, disk={"how": how, "at": at})
     COUNTS[f"disks: {how}"] += 1
-    assert life.code == 0 or is_one_sentence(life), (at, life.err)
+    assert life.code == 0 or ends_in_a_sentence(life), (at, life.err)
     assert how != "short" or life.code == 0, (at, life.err)
     run = watched.look()
     if life.code == 0:

@@ -102,9 +102,7 @@ def open_store(path: Path) -> None:
 
 
 def whole(path: Path) -> None:
-    problem = checkpoint.problem_of(path.parent)
-    if problem is None:
-        checkpoint.load(path.parent)
+    checkpoint.load(path.parent)
 
 
 def sweep_of(path: Path) -> None:
@@ -249,6 +247,12 @@ FOUND = {
     "hf/config.json": [b"[" * 5000, as_json({**LAYOUT, "n_layer": "x"})],
     "frames.json": [b"[" * 5000],
     "annotation.json": [b"[" * 5000],
+    "00000003/manifest.json": [b"null", b"[]", b'{"schema": 9}'],
+    "manifest.json": [as_json({**MANIFEST, "files": [one]}) for one in (None, [], "x")]
+    + [
+        as_json({**MANIFEST, "files": [{"path": "a", "bytes": 1, "sha256": "0" * 64, "parts": parts}]})
+        for parts in (5, "x", [None], [[1]], [{"bytes": 1, "sha256": "0" * 64}], [{"bytes": 2, "sha256": "0" * 64}])
+    ],
 }
 IS_UNHASHED = {"store/index.jsonl", "store/splits.json"}
 
