@@ -14,6 +14,7 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what no terminal reads is as wide as it needs to be
 hypothesis.settings.register_profile("rung", deadline=None)  # no timing in tests
 hypothesis.settings.load_profile("rung")
 torch.set_num_threads(1)  # two test processes share two cores

@@ -48,9 +48,9 @@ def test_it_reads_like_a_book(make: Make, tmp_path: Path, repo: Path) -> None:
     assert "> clipping was the cause" in told
     assert "> sounds better" in told
     assert "sounds better" not in part_of(page, "RUN 1")
-    assert "| piano/1 |  | - | finished | 2.4 |  |" in page
+    assert "| piano/1 |  | - | finished | 2.4000 |  |" in page
     assert (
-        "| [piano/2](2/report.md) | piano/1 | `optimizer.grad_clip` `1.0` → `0.5` | finished | 2.0 | supported |"
+        "| [piano/2](2/report.md) | piano/1 | `optimizer.grad_clip` `1.0` → `0.5` | finished | 2.0000 | supported |"
         in page
     )
     assert "└ piano/2  finished  2.0000  grad_clip 1.0 → 0.5  (supported)" in part_of(page, "tree")

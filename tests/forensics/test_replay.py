@@ -91,7 +91,7 @@ def test_the_verb_shows_a_healthy_step(healthy: Run) -> None:
 
 def test_the_verb_shows_a_verdict(tmp_path: Path) -> None:
     run = fail(tmp_path, "nan feature", 4, "float32", bad_micro=2)
-    before = sorted((p, p.stat().st_mtime_ns) for p in run.path.rglob("*"))
+    before = written(run.path)
     done = call("case/1", root=tmp_path)
     assert done.exit_code == 0, done.output
     first, *rest = done.stdout.splitlines()
@@ -102,7 +102,13 @@ def test_the_verb_shows_a_verdict(tmp_path: Path) -> None:
     assert "looking for the sample" in done.stderr
     told = json.loads(call("case/1@3", "--json", root=tmp_path).stdout)
     assert (told["origin"], told["samples"], told["run"]) == ("DATA", [sample_of(4, 2)], "case/1")
-    assert sorted((p, p.stat().st_mtime_ns) for p in run.path.rglob("*")) == before  # nothing was written
+    assert written(run.path) == before
+    assert [(event["step"], "DATA" in event["text"]) for event in run.events("replay")] == [(3, True), (3, True)]
+
+
+def written(folder: Path) -> list[tuple[Path, int]]:
+    """All that lies in a run but its events, and when it was written."""
+    return sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.name != "events.ndjson")
 
 
 def test_a_ready_command_is_shown_where_keys_would_cure_it(tmp_path: Path) -> None:
