@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,12 @@ from rung.nn.transformer import Transformer
 COLDEST = 1e-6  # below it a draw is greedy but for ties, and logits would grow past all numbers
 
 Allowed = Callable[[Tensor], Tensor]  # ids so far (B, T) -> bool (V,) or (B, V), True where an id may come next
+Embed = Callable[[Tensor, int], Tensor]  # ids so far (B, T), how many of them are new (n) -> embeddings (B, n, C)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What the user of a recipe chooses for samples; the arguments of `generate`."""
+    """What the user of a recipe chooses for samples; the arguments of `generate_steps`."""
 
     num_tokens: int
     temperature: float = 1.0
@@ -34,8 +36,15 @@ class SamplingParams:
     top_p: float | None = None
 
 
+class Generated(NamedTuple):
+    """One step of generation."""
+
+    ids_B: Tensor  # what was chosen for each row
+    logits_BV: Tensor  # what it was chosen from, before temperature; -inf where an id was not allowed
+
+
 @torch.no_grad()
-def generate(
+def generate_steps(
     model: Transformer,
     prompt_ids_BT: Tensor,
     num_new: int,
@@ -49,12 +58,15 @@ def generate(
     allowed: Allowed | None = None,
     memory: Tensor | None = None,
     memory_mask: Tensor | None = None,
-) -> Tensor:
-    """The prompt and up to `num_new` further ids, (B, T + n).
+    embed: Embed | None = None,
+) -> Iterator[Generated]:
+    """Up to `num_new` further ids for each row, one step at a time.
 
     With `lengths` a row's prompt is its last so many ids, and whatever is left of them is not seen. Temperature 0 is
     greedy and needs no generator. A row that reached `stop_id` is filled up with it; when every row has, generation
-    ends early. `allowed` is called once a step with all ids so far, so it may remember what it saw.
+    ends early. `allowed` is called once a step with all ids so far, so it may remember what it saw. `embed` is for
+    models that are given more than ids: called with all ids so far and the number of those that are not embedded yet,
+    it gives the embeddings of the last ones.
     """
     lengths = _checked_lengths(prompt_ids_BT, lengths, temperature, top_k, top_p, generator)
     limit = model.shape.context_size
@@ -75,9 +87,11 @@ def generate(
                 places_S = torch.arange(min(starts), num_places, device=ids_BT.device)
                 places_BS = places_S - torch.tensor(starts, device=ids_BT.device)[:, None]
                 positions, mask = places_BS[:, -pending_BT.shape[1] :].clamp(min=0), places_BS >= 0
+            embeddings_BTC = None if embed is None else embed(ids_BT, pending_BT.shape[1])
             x_BTC = model.hidden(
-                pending_BT, positions=positions, mask=mask, cache=cache, memory=memory, memory_mask=memory_mask
-            )
+                pending_BT if embed is None else None, embeddings=embeddings_BTC, positions=positions, mask=mask,
+                cache=cache, memory=memory, memory_mask=memory_mask,
+            )  # fmt: skip
             logits_BV = model.logits(x_BTC[:, -1]).float()
             if not bool(logits_BV.isfinite().all()):
                 remedy = "take an earlier save, or system.dtype=float32"
@@ -88,11 +102,17 @@ def generate(
             if stop_id is not None:
                 next_B = next_B.masked_fill(stopped_B, stop_id)
                 stopped_B |= next_B == stop_id
+            yield Generated(next_B, logits_BV)
             pending_BT = next_B[:, None]
             ids_BT = torch.cat([ids_BT, pending_BT], dim=1)
             if stop_id is not None and bool(stopped_B.all()):
                 break
-    return ids_BT
+
+
+def generate(model: Transformer, prompt_ids_BT: Tensor, num_new: int, **arguments: Any) -> Tensor:
+    """The prompt and up to `num_new` further ids, (B, T + n); the arguments are those of `generate_steps`."""
+    new = [step.ids_B[:, None] for step in generate_steps(model, prompt_ids_BT, num_new, **arguments)]
+    return torch.cat([prompt_ids_BT, *new], dim=1)
 
 
 def choose(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rung.nn.generate import choose, generate
+from rung.nn.generate import choose, generate, generate_steps
 from rung.nn.transformer import Shape
 from tests.errors import raises_code
 
@@ -60,6 +60,37 @@ def test_what_lies_before_a_row_is_not_seen(make: Any) -> None:
     other[0, :7] = 0
     first, second = (generate(model, rows, 40, temperature=0, lengths=[5, 12]) for rows in (ids, other))
     assert torch.equal(first[:, 12:], second[:, 12:])
+
+
+@torch.no_grad()
+def test_embeddings_of_ones_own_replace_those_of_the_ids(make: Any) -> None:
+    """Each id is embedded as the sum of all ids so far, in and beyond a full context, at its place alone."""
+    model = make.model(Shape(**make.small))
+    asked = []
+
+    def embed(ids_BT: torch.Tensor, num_new: int) -> torch.Tensor:
+        asked.append(num_new)
+        return model.tokens(ids_BT).cumsum(1)[:, -num_new:]
+
+    prompt = make.ids(model.shape, num_rows=2, length=5)
+    ids, start = prompt, 0
+    for _ in range(30):
+        if ids.shape[1] - start > 24:
+            start = ids.shape[1] - 12
+        embeddings = model.tokens(ids).cumsum(1)[:, start:]
+        ids = torch.cat([ids, model(embeddings=embeddings)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(generate(model, prompt, 30, temperature=0, embed=embed), ids)
+    assert asked == [5, *[1] * 19, 12, *[1] * 9]
+
+
+@torch.no_grad()
+def test_steps_tell_what_each_id_was_chosen_from(make: Any) -> None:
+    model = make.model(Shape(**make.small))
+    prompt = make.ids(model.shape, length=3)
+    steps = list(generate_steps(model, prompt, 8, temperature=0))
+    ids = torch.cat([prompt, *[step.ids_B[:, None] for step in steps]], 1)
+    assert torch.equal(ids, generate(model, prompt, 8, temperature=0))
+    torch.testing.assert_close(torch.stack([step.logits_BV for step in steps], 1), model(ids[:, :-1])[:, 2:])
 
 
 @pytest.mark.parametrize("lengths", [[3], [0, 4], [5, 4], []])
