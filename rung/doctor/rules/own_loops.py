@@ -16,7 +16,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import EMPTY, History, Series
 from rung.doctor.rules import NotLooked, rule
-from rung.doctor.rules.lookups import listed, losses, norms
+from rung.doctor.rules.lookups import GOALS, listed, losses, norms
 
 WATCH = "run.watch(model, optimizer)"
 FEW_ROWS = 50  # before which nothing is said of a loop that takes no step
@@ -27,7 +27,6 @@ RISING = 3  # rows in a row that make a warm-up
 SWINGS = 3  # times that a rate falls and rises again; one cycle has none
 ENDED = 1e-4  # of the peak: a cosine is that low in its last half per cent
 SAME = 3  # evals with one value to all digits
-GOALS = r"reward|return|advantage|policy|accuracy$"  # their losses say little
 LEARNED, BARELY = 0.7, 0.97  # of the loss of the untrained model: training came below the one, no eval below the other
 EARLY = 0.02  # of the run, in which an eval is one of the untrained model
 COUNTS = r"accum|micro|batch|block_size|seq|context|length"  # in names of keys

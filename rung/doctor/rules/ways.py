@@ -40,7 +40,7 @@ _WAYS = {
     "eval/*/loss": Way("eval_interval=100, with an eval set", 'run.log({"val/loss": loss}) at several steps'),
     "eval/*@*": Way("of models that roll out: measures such as l1@8", 'run.log({"val/l1@1": .., "val/l1@8": ..})'),
     "*/accuracy": Way(_GAN + "a part `accuracy`", _GAN + 'run.log({"discriminator/accuracy": share})'),
-    "probe/k": Way("signals.probes=true and three evals", "measured in recipes only"),
+    "probe/k": Way("signals.probes=true and three evals", ""),
     "probe/without_*": Way(
         "signals.probes=true, and Recipe.inputs names them", 'run.without("control", losses, losses_without)'
     ),
