@@ -37,7 +37,10 @@ ESSENTIAL = {
     "whether the weights change": ("L1", "O9"),
     "whether evals follow": ("L4", "E1", "E2", "C3"),
 }
-ESSENTIAL_IN_SCRIPTS = {"whether the learning rate is high enough": ("O2",)}  # a recipe has checks and a preset for it
+ESSENTIAL_IN_SCRIPTS = {  # a recipe has checks before step 0 for it
+    "whether the learning rate is high enough": ("O2",),
+    "whether train and eval measure the same": ("L11",),
+}
 BAD_ENDS = ("crashed", "diverged", "vanished")
 
 
@@ -170,6 +173,8 @@ def verdict(history: History, answers: Mapping[str, Mapping[str, str]]) -> tuple
         return "sick", []
     unknown = ["whether it still runs"] if history.status == "silent" else []
     essential = ESSENTIAL | (ESSENTIAL_IN_SCRIPTS if history.is_script else {})
+    if not history.evals:  # said once
+        essential = {what: rules for what, rules in essential.items() if rules != ("L11",)}
     unknown += [what for what, rules in essential.items() if not any(rule in answers["healthy"] for rule in rules)]
     return ("not known", unknown) if unknown else ("healthy", [])
 

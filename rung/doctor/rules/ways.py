@@ -72,6 +72,7 @@ _WAYS = {
     "optimizer.grad_clip": Way("optimizer.grad_clip=1", 'config={"optimizer": {"grad_clip": 1.0}}'),
     "lr.learning_rate": Way("lr.learning_rate=3e-4", 'run.log({"lr": lr})'),
     "observed": Way("", "train with an optimizer of torch in the process that logs"),
+    "overlap": Way("", 'run.data("train", rows) and run.data("val", val_rows), with arrays or tensors'),
     "baselines": Way("", 'config={"vocab_size": n}, or run.data("val", path, unigram=nats)'),
 }
 
