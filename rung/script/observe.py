@@ -45,8 +45,8 @@ MOST_FRAMES, MOST_MARKS = 40, 2000
 ACCUMULATION_AT = (6, 12, 24)  # updates after which the gradient of one tensor is followed through a step
 HALF_FROM, MOST_EVALS = 24, 32  # the first update that is followed, then each that is twice as late; evals looked at
 SMALL = 65_536  # numbers of that tensor at most
-MOST_MATRICES = 32  # that are compared with where they began, until they are FAR from there
-FAR = 0.25
+# Matrices that are compared with where they began, from this row on and until they are FAR from there.
+MOST_MATRICES, DISTANCE_FROM, FAR = 32, 64, 0.25
 # What scripts call the settings of an optimizer. Not lr, which schedules move.
 _NAMES = {
     "weight_decay": ("weight_decay", "wd"),
@@ -244,7 +244,8 @@ class Observer:
             self._look_around({id(p): p for o in optimizers for p in _parameters_of(o)})
         for sample in self._samples.values():
             sample.look(sees_gradient=shown is None or sample.id in shown)
-        self._facts |= self._found(optimizers, run)  # what is gone by now stays as it was seen last
+        found = self._found(optimizers, run, is_last=stepping is None)
+        self._facts |= found  # what is gone by now stays as it was seen last
         run.out.event("observed", step=run.axis.last, **self._facts)
 
     def _look_around(self, owned: Mapping[int, Any]) -> None:
@@ -273,7 +274,7 @@ class Observer:
         self._left_out = {id(p) for _, p in left}
         self._has_strangers = bool(left) and bool(owned) and all(p.grad is None for p in owned.values())
 
-    def _found(self, optimizers: Sequence[Any], run: OwnRun) -> dict[str, Any]:
+    def _found(self, optimizers: Sequence[Any], run: OwnRun, is_last: bool) -> dict[str, Any]:
         known = [sample for sample in self._samples.values() if sample.num_looks > 1]
         # Without an optimizer, what gets gradients is what is trained.
         owned = [sample for sample in known if not optimizers or sample.id not in self._left_out]
@@ -287,7 +288,8 @@ class Observer:
             "no_gradient": sum(sample.num_seen > 0 and sample.num_gradients == 0 for sample in owned),
         }
         facts["is_model_known"] = self._is_known
-        if self._displaced is None or self._displaced < FAR:
+        is_due = self._num_rows >= DISTANCE_FROM or is_last
+        if is_due and (self._displaced is None or self._displaced < FAR):
             self._displaced = _displaced(owned)
         if self._displaced is not None:
             facts["displaced"] = self._displaced

@@ -50,7 +50,7 @@ RECORDED = {
     **{name: f"`{name}`" for name in (*ROWS, *TABLES)},
     **{name: f"event `{name}`" for name in EVENTS},
     "probe/without_": "`probe/without_<input>`", "/accuracy": "`<objective>/accuracy`", "/gap": "`<objective>/gap`",
-    "/hinge": "`<objective>/hinge`", "observed": "`observed`",
+    "/hinge": "`<objective>/hinge`", "observed": "`observed`", "overlap": "`overlap`",
 }  # fmt: skip
 OF_A_HISTORY = {"evals": "evals", "parent": "the parent", "superseded": "rows that a resume took again"}
 

@@ -512,7 +512,8 @@ def train_without_use(history: History) -> Finding | None:
         if not len(evals) or evals.steps[-1] < 0.5 * history.end:
             continue
         value = float(evals.values[-1])
-        if first > 0 and 0 <= last < 0.05 * first and value > 0.9 * first and value > 10 * last:
+        never_better = value > 0.9 * first and evals.values.min() > 0.8 * first  # else it is E2's
+        if first > 0 and 0 <= last < 0.05 * first and never_better and value > 10 * last:
             return Finding(
                 "sick",
                 f"the training loss is {last:.3g} while the loss on {of} is {value:.4g}, no better than that of the "
