@@ -633,8 +633,6 @@ def apart_from_the_start(history: History) -> Finding | None:
     """In the first epoch nothing is learned by heart: a row loses in training what it would lose in an eval, or more
     (dropout, augmentation). Where the eval loses much more, it is of other targets, or prepared in another way."""
     loss, gaps = history["loss"].finite, list[tuple[str, int, float, float]]()
-    if len(losses(history)) > 1 or any(re.search(GOALS, name) for name in history.rows):
-        raise NotLooked("several losses, or rewards: their levels say little")
     is_known, has_looked = math.isfinite(history.steps_per_epoch), False
     for of, measures in history.evals.items():
         evals = measures.get("loss", EMPTY).finite
@@ -658,6 +656,8 @@ def apart_from_the_start(history: History) -> Finding | None:
     of, step, ours, theirs = gaps[-1]
     what = f"the loss on {of} is {theirs / ours:.3g} times that of training from the start: {theirs:.4g} against "
     what += f"{ours:.4g} at step {step}"
+    if len(losses(history)) > 1 or any(re.search(GOALS, name) for name in history.rows):
+        raise NotLooked(f"{what}; with several losses, or rewards, they may be of other things")
     if not is_known:
         raise NotLooked(
             f"{what}; in the first epoch that would be a fault, and nobody knows when it ends",
