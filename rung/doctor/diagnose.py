@@ -29,13 +29,17 @@ HIDES = {
     "E1": ("L7",),
     "E3": ("E1", "E2"),
     "L1": ("E1", "L3", "L4", "L5", "L6", "O2"),
-    "L5": ("L6",),
+    "L5": ("L6", "O2"),
 }
 # What has to be known of any run that is called healthy, and the rules of which one has to have looked.
 ESSENTIAL = {
     "whether the loss is finite and falls": ("L6", "E1", "E2"),
     "whether the weights change": ("L1", "O9"),
     "whether evals follow": ("L4", "E1", "E2", "C3"),
+}
+ESSENTIAL_IN_SCRIPTS = {  # a recipe has checks before step 0 for it
+    "whether the learning rate is high enough": ("O2",),
+    "whether train and eval measure the same": ("L11",),
 }
 BAD_ENDS = ("crashed", "diverged", "vanished")
 
@@ -168,7 +172,10 @@ def verdict(history: History, answers: Mapping[str, Mapping[str, str]]) -> tuple
     if answers["sick"] or history.status in BAD_ENDS:
         return "sick", []
     unknown = ["whether it still runs"] if history.status == "silent" else []
-    unknown += [what for what, rules in ESSENTIAL.items() if not any(rule in answers["healthy"] for rule in rules)]
+    essential = ESSENTIAL | (ESSENTIAL_IN_SCRIPTS if history.is_script else {})
+    if not history.evals:  # said once
+        essential = {what: rules for what, rules in essential.items() if rules != ("L11",)}
+    unknown += [what for what, rules in essential.items() if not any(rule in answers["healthy"] for rule in rules)]
     return ("not known", unknown) if unknown else ("healthy", [])
 
 

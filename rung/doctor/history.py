@@ -199,10 +199,13 @@ def read(run: Run, with_parent: bool = True) -> History:
 
 
 def _observed(run: Run) -> dict[str, Any]:
-    """What a script's loop has shown of itself (script/observe.py), and what trivial models lose on its data."""
+    """What a script's loop has shown of itself (script/observe.py), which rows its sets share, and what trivial models
+    lose on its data."""
     found: dict[str, Any] = {}
     for event in run.events("observed"):  # the last one has it all
         found["observed"] = dict(event)
+    if overlaps := {str(event.get("set")): dict(event) for event in run.events("overlap")}:
+        found["overlap"] = overlaps
     known = list(flat(run.config()))
     for of_set in run.data().values():  # as told to run.data
         known += (

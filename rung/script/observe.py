@@ -12,6 +12,7 @@ What was found becomes an event `observed`, of which the rules of doctor/rules/o
     moved              of these, how many have ever changed
     still              names of those that had a gradient, and have never changed
     no_gradient        how many of an optimizer's tensors had no gradient at any look
+    displaced          how far the weights are from where they began, relative to their size: the median matrix
     left_out           parameters of the model that get a gradient, and no optimizer has them
     strangers          whether no optimizer has any parameter of the model that gets gradients
     accumulates        whether gradients are those of all steps so far: nobody sets them to zero
@@ -44,6 +45,8 @@ MOST_FRAMES, MOST_MARKS = 40, 2000
 ACCUMULATION_AT = (6, 12, 24)  # updates after which the gradient of one tensor is followed through a step
 HALF_FROM, MOST_EVALS = 24, 32  # the first update that is followed, then each that is twice as late; evals looked at
 SMALL = 65_536  # numbers of that tensor at most
+# Matrices that are compared with where they began, from this row on and until they are FAR from there.
+MOST_MATRICES, DISTANCE_FROM, FAR = 32, 64, 0.25
 # What scripts call the settings of an optimizer. Not lr, which schedules move.
 _NAMES = {
     "weight_decay": ("weight_decay", "wd"),
@@ -67,6 +70,7 @@ class Observer:
         self._optimizers: dict[int, Any] = {}  # id -> weak reference, of those that have stepped
         self._samples: dict[int, _Sample] = {}  # id of a parameter ->
         self._num_looks = 0
+        self._displaced: float | None = None
         self._due: set[int] = set()  # optimizers whose tensors are looked at when they next step
         self._facts: dict[str, Any] = {}
         self._marks: dict[int, tuple[Any, int]] = {}  # id of a parameter -> its gradient at the last look, and version
@@ -240,7 +244,8 @@ class Observer:
             self._look_around({id(p): p for o in optimizers for p in _parameters_of(o)})
         for sample in self._samples.values():
             sample.look(sees_gradient=shown is None or sample.id in shown)
-        self._facts |= self._found(optimizers, run)  # what is gone by now stays as it was seen last
+        found = self._found(optimizers, run, is_last=stepping is None)
+        self._facts |= found  # what is gone by now stays as it was seen last
         run.out.event("observed", step=run.axis.last, **self._facts)
 
     def _look_around(self, owned: Mapping[int, Any]) -> None:
@@ -269,7 +274,7 @@ class Observer:
         self._left_out = {id(p) for _, p in left}
         self._has_strangers = bool(left) and bool(owned) and all(p.grad is None for p in owned.values())
 
-    def _found(self, optimizers: Sequence[Any], run: OwnRun) -> dict[str, Any]:
+    def _found(self, optimizers: Sequence[Any], run: OwnRun, is_last: bool) -> dict[str, Any]:
         known = [sample for sample in self._samples.values() if sample.num_looks > 1]
         # Without an optimizer, what gets gradients is what is trained.
         owned = [sample for sample in known if not optimizers or sample.id not in self._left_out]
@@ -283,6 +288,11 @@ class Observer:
             "no_gradient": sum(sample.num_seen > 0 and sample.num_gradients == 0 for sample in owned),
         }
         facts["is_model_known"] = self._is_known
+        is_due = self._num_rows >= DISTANCE_FROM or is_last
+        if is_due and (self._displaced is None or self._displaced < FAR):
+            self._displaced = _displaced(owned)
+        if self._displaced is not None:
+            facts["displaced"] = self._displaced
         if optimizers:  # what somebody else than torch updates does move
             left = [s.name for s in known if s.id in self._left_out and not s.has_moved]
             facts |= {"left_out": left[:20], "strangers": self._has_strangers and bool(left)}
@@ -353,6 +363,15 @@ class _Sample:
             self._sum = self._whole(parameter)
         if gradient is not None and not gradient.is_sparse:
             self.num_gradients += bool((gradient != 0).any())
+
+    def displacement(self) -> float | None:
+        """The distance from the first values, relative to their size; None where these are all 0, or were not seen."""
+        values = self.values()
+        if values is None or self._first is None or values.shape != self._first.shape:
+            return None
+        first = self._first.double()
+        size = float(first.norm())
+        return float((values.double() - first).norm()) / size if size > 0 else None
 
     def picked(self, tensor: Any) -> Any:
         flat = tensor.detach().reshape(-1)[:: self._stride]
@@ -464,6 +483,14 @@ def has_modes(module: Any, torch: Any) -> bool:
     if isinstance(module, nn.RNNBase):
         return bool(module.dropout > 0 and module.num_layers > 1)
     return isinstance(module, nn.MultiheadAttention) and bool(module.dropout > 0)
+
+
+def _displaced(samples: Sequence[_Sample]) -> float | None:
+    """Of the matrices among them: biases and gains are few numbers, and often begin at 0."""
+    matrices = [s for s in samples if (parameter := s.parameter()) is not None and parameter.ndim > 1]
+    few = matrices[:: -(-len(matrices) // MOST_MATRICES)] if matrices else []
+    found = sorted(moved for sample in few if (moved := sample.displacement()) is not None)
+    return found[len(found) // 2] if found else None
 
 
 def _keeps_what_is_lost(optimizer: Any) -> bool:

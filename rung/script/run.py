@@ -56,6 +56,7 @@ class OwnRun:
         self._definitions: dict[str, dict[str, Any]] = {}
         self._derived: dict[str, Any] = {}
         self._data: dict[str, Any] = {}
+        self._data_rows: dict[str, Any] = {}  # of sets that are arrays, as overlap.py has them
         self._held: dict[str, Any] = {}  # of log(commit=False)
         self._found_out: set[str] = set()  # keys that the script did not set
         self._next_row: dict[str, float] = {}  # what is known of it before it is logged
@@ -226,6 +227,19 @@ class OwnRun:
         if name == "train" and (rows := self._data[name].get("rows")):
             self.derive(epoch_rows=rows)
         self.keep("data.json", self._data)
+        self._compare_rows(name, what)
+
+    def _compare_rows(self, name: str, what: Any) -> None:
+        """Of two sets that were told: whether rows of the one are in train."""
+        from rung.script.overlap import overlap, rows_of
+
+        if (rows := rows_of(what)) is None:
+            return
+        self._data_rows[name] = rows
+        train = self._data_rows.get("train")
+        for other in self._data_rows if name == "train" else [name]:
+            if train is not None and "train" not in other and (found := overlap(train, self._data_rows[other])):
+                self.out.event("overlap", step=self.axis.last, set=other, **found._asdict())
 
     @never_raise
     def watch(self, model: Any, optimizer: Any = None, every: int = 20, share: float = 0.002, **unknown: Any) -> None:

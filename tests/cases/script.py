@@ -64,8 +64,8 @@ def script_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1
 
     def loss(batch: Mapping[str, Any]) -> Tensor:
         with torch.autocast("cpu", torch.float16, enabled=is_half):
-            found = computed(first, batch)
-        losses.append(found)
+            computed_last[:] = [computed(first, batch)]
+        [found] = computed_last
         return found.sum / found.count.clamp(min=1) / num_micros
 
     def gathered(stream: Any, ids: np.ndarray, rows: np.ndarray, step: int) -> dict[str, Any]:
@@ -89,7 +89,8 @@ def script_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1
                 run.without(given.name, *(pair[:, 0] / pair[:, 1] for pair in pairs))
         model.train()
 
-    losses: list[Any] = []
+    losses: list[Any] = []  # of the micros of a step
+    computed_last: list[Any] = []  # the guard asks for losses too, to measure activations
     guard = None
     scaler = torch.amp.GradScaler("cpu") if is_half else None
     if len(objectives) == 1:
@@ -115,6 +116,7 @@ def script_case(recipe: type[Recipe], root: Path, *overrides: str, seed: int = 1
                 for some in np.split(np.arange(a_step), num_micros):
                     batch = gathered(train, ids[some], some, step)
                     value = loss(batch)
+                    losses += computed_last
                     run.targets(int(losses[-1].count))
                     (value if scaler is None else scaler.scale(value)).backward()
                     guard.micro(value, batch)

@@ -4,6 +4,7 @@
     python -m tests.cases.write_doctor_page                that, and the figures: every case, its twin with five seeds
     python -m tests.cases.write_doctor_page --keep FILE    the same, and what FILE knows is not run again
     python -m tests.cases.write_doctor_page --seeds 2      the same with two seeds
+    python -m tests.cases.write_doctor_page --scripts      the table of rules, and the figures of training scripts
 
 The figures are measured as test_cases.py judges them: a sick case counts as caught when its rule speaks with at least
 the severity that the case asks for; every other rule that says sick there, and whatever says warn of a twin, is a false
@@ -50,7 +51,7 @@ RECORDED = {
     **{name: f"`{name}`" for name in (*ROWS, *TABLES)},
     **{name: f"event `{name}`" for name in EVENTS},
     "probe/without_": "`probe/without_<input>`", "/accuracy": "`<objective>/accuracy`", "/gap": "`<objective>/gap`",
-    "/hinge": "`<objective>/hinge`", "observed": "`observed`",
+    "/hinge": "`<objective>/hinge`", "observed": "`observed`", "overlap": "`overlap`",
 }  # fmt: skip
 OF_A_HISTORY = {"evals": "evals", "parent": "the parent", "superseded": "rows that a resume took again"}
 
@@ -66,6 +67,7 @@ class Score:
     others: list[str] = field(default_factory=list)  # another root cause in a sick run
     num_twins: int = 0
     alarms: list[str] = field(default_factory=list)  # anything in a healthy one
+    not_known: list[str] = field(default_factory=list)  # healthy ones that are quiet, and not called healthy either
 
     def add(self, other: Score) -> None:
         for one in fields(self):
@@ -146,7 +148,8 @@ def judge_one(number: int, seed: int, is_script: bool) -> Score:
     if seed:
         score.num_twins = 1
         score.alarms = [f"twin of {case.name}, seed {seed}: {rule}" for rule in at_least(seen.found, "warn")]
-        outcome = "quiet" if not score.alarms else f"found {dict(seen.found)}"
+        score.not_known = [case.name] if seen.verdict == "not known" else []
+        outcome = f"quiet, {seen.verdict}" if not score.alarms else f"found {dict(seen.found)}"
     else:
         score.num_cases = 1
         least = min(case.severity, "warn", key=SEVERITIES.index) if is_script else case.severity
@@ -188,6 +191,8 @@ def summary(scores: dict[str, Score]) -> str:
         f"{total.not_looked_at} not looked at, {missed} missed), precision {precision:.3f} ({false} false alarms). "
         f"Sick runs that were called healthy: {len(total.called_healthy)}"
         + (f" ({'; '.join(total.called_healthy)})." if total.called_healthy else ".")
+        + f" Healthy runs of which the doctor says that it does not know: {len(total.not_known)}"
+        + (f" ({'; '.join(sorted(set(total.not_known)))})." if total.not_known else ".")
     )
 
 
@@ -212,7 +217,8 @@ def main(args: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             keep = Path(args[args.index("--keep") + 1] if "--keep" in args else Path(folder) / "judged.ndjson")
             num_seeds = int(args[args.index("--seeds") + 1]) if "--seeds" in args else len(SEEDS)
-            text = put(text, FIGURES, figures_table(judge(False, keep, num_seeds)))
+            if "--scripts" not in args:
+                text = put(text, FIGURES, figures_table(judge(False, keep, num_seeds)))
             text = put(text, IN_SCRIPTS, figures_table(judge(True, keep, 1)))
     PAGE.write_text(text, "utf-8")
 

@@ -277,7 +277,7 @@ IDS = [where for _, where in COMMANDS]
 
 def _words(command: str) -> list[str]:
     """Of a command as it is written, without what is optional or left out, and without `rung`."""
-    command = re.sub(r"\[[^]=]*\]|(?<!=)\.\.\.|< .*", "", re.sub(r"\[[^][]*\]", "", command))
+    command = re.sub(r"\[[^]=]*\]|(?<!=)\.\.\.|< .*|\|\| .*", "", re.sub(r"\[[^][]*\]", "", command))
     for text in (command, command.rstrip("'\" "), re.sub(r"['\"]", "", command)):
         with contextlib.suppress(ValueError):  # the end of another quotation, or one that goes on in the next string
             return shlex.split(text)[1:]

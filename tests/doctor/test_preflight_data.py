@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rung.doctor.preflight import inputs, leakage
+from rung.doctor.preflight import copies, inputs, leakage
 from rung.doctor.preflight.checks import quick
 from rung.doctor.preflight.copies import inputs_are_used
 from rung.doctor.preflight.leakage import frames_apart
@@ -149,6 +149,21 @@ def test_nothing_is_said_of_a_model_that_has_learnt_nothing() -> None:
     assert found.level == "skip"
     [found] = levels([inputs_are_used], CheckContext(setup_of(Tiny)))
     assert (found.level, "declares none" in found.seen) == ("skip", True)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "low", "high", "level"),
+    [(200, -0.004, 0.005, "warn"), (30, -0.004, 0.005, "skip"), (30, 0.0, 0.0, "warn"), (30, 0.001, 0.005, "pass")],
+)
+def test_steps_that_were_too_few_for_an_input_prove_nothing(
+    num_steps: int, low: float, high: float, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine the copy is trained for fewer steps than it should; an input that is cut off shows at once."""
+    monkeypatch.setattr(copies, "train", lambda copy: [*np.linspace(2.0, 1.0, num_steps)])
+    monkeypatch.setattr(copies, "ablate_inputs", lambda copy: {"control": Rise((low + high) / 2, low, high)})
+    [found] = levels([inputs_are_used], CheckContext(setup_of(Steered)))
+    assert found.level == level
+    assert "part of" not in found.seen
 
 
 @pytest.mark.parametrize("tensors", [["nope"], ["u", "nope"]])

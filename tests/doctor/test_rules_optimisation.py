@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.doctor.diagnose import diagnose
+from rung.doctor.diagnose import ask, diagnose
 from rung.doctor.finding import Finding
 from rung.doctor.history import History
 from rung.doctor.rules import catalogue
@@ -149,6 +149,53 @@ def test_a_low_rate_that_only_some_parameters_have_is_a_scale() -> None:
     assert found(of)["O2"].severity == "info"
     assert found(of)["O2"].changes == {}
     assert "blocks.5.weight" in " ".join(found(of)["O2"].evidence)
+
+
+def slow(displaced: float, end: float, config: dict[str, Any] | None = None, through: float = 1.0) -> History:
+    """A script whose loss goes from ln 32 straight to `end`, and is there after a share of the run."""
+    path = np.minimum(np.arange(200) / 200 / through, 1.0)
+    loss = math.log(32) + (end - math.log(32)) * path + 0.004 * np.random.default_rng(1).standard_normal(200)
+    observed = {"observed": {"rows": 200, "updates": 200, "looks": 6, "displaced": displaced}}
+    baselines = {"baselines": {"uniform": math.log(32)}}
+    return history({"loss": list(loss)}, config, derived=observed | baselines, is_script=True)
+
+
+def answer(of: History) -> str:
+    """What O2 alone says."""
+    (one,) = ask(of, [rule for rule in catalogue() if rule.id == "O2"], raises=True)
+    return one.findings[0].severity if one.findings else "not looked at" if one.why_not else "healthy"
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (slow(0.09, 3.3), "warn"),
+        (slow(0.001, 3.466), "warn"),  # as good as nowhere
+        (slow(0.09, 3.466), "not looked at"),  # it moves, and nothing is learned: that has many reasons
+        (slow(0.6, 3.3), "healthy"),
+        (slow(0.09, 1.2), "healthy"),  # weights of a wide model hardly have to move
+        (slow(0.09, 3.3, through=0.3), "healthy"),  # it came to its end
+        (slow(0.09, 3.3, {"init_from": "gpt2"}), "not looked at"),
+        (slow(0.09, 3.3, {"init_from": "scratch"}), "warn"),
+    ],
+)
+def test_a_low_rate_of_a_script_is_told_by_the_way_of_its_weights(of: History, said: str) -> None:
+    assert answer(of) == said
+
+
+def test_weights_that_may_have_been_trained_before_are_not_judged() -> None:
+    of = slow(0.09, 3.3)
+    del of.derived["baselines"]
+    (one,) = ask(of, [rule for rule in catalogue() if rule.id == "O2"])
+    assert one.how.startswith('config={"init_from": "scratch"}')
+    del of.derived["observed"]["displaced"]
+    assert answer(of) == "not looked at"
+
+
+def test_a_loss_that_is_kept_under_two_names_is_one_loss() -> None:
+    flat = list(2.0 + 0.01 * np.random.default_rng(0).standard_normal(300))
+    assert "L6" in found(history({"loss": flat, "train/loss": flat}, is_script=True))
+    assert "L6" not in found(history({"loss": flat, "critic/loss": flat}, is_script=True))
 
 
 def shocked(warmup_steps: int, logit: float, weight: float = 1.0) -> History:

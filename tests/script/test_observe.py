@@ -57,6 +57,21 @@ def test_what_is_learned_is_the_same_to_the_bit_and_rates_are_recorded(start: St
     assert (observed["rows"], observed["num_tensors"], observed["moved"], observed["accumulates"]) == (80, 4, 4, False)
 
 
+@pytest.mark.parametrize(("lr", "low", "high"), [(1e-6, 1e-5, 1e-3), (1e-3, 0.01, 0.25), (0.1, 0.25, 100.0)])
+def test_the_distance_from_the_first_weights_is_known(lr: float, low: float, high: float, start: Start) -> None:
+    run = start()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(70):
+        loss = (model(torch.randn(16, 4)) - 3).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log({"loss": loss})
+    assert low < observed_in(ended(run))["displaced"] < high
+
+
 def test_a_model_is_not_kept_alive_and_no_hook_is_left(start: Start) -> None:
     before = len(torch_optimizer._global_optimizer_post_hooks)
     run = start()

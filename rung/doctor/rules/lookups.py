@@ -9,6 +9,9 @@ import numpy as np
 
 from rung.advice import in_own_words
 from rung.doctor.history import History, Series
+from rung.runs.metricnames import usual_name
+
+GOALS = r"reward|return|advantage|policy|accuracy$"  # names of what is logged beside losses that say little
 
 
 def at(series: Series, steps: np.ndarray) -> np.ndarray:
@@ -42,8 +45,9 @@ def micro_and_rank(event: Mapping[str, Any]) -> str:
 
 
 def losses(history: History) -> dict[str, Series]:
-    """The losses of all objectives, by name; the first one's has no prefix."""
-    return {n: s for n, s in history.rows.items() if n == "loss" or (n.endswith("/loss") and n != "logits/loss")}
+    """The losses of all objectives, by name; the first one's has no prefix. A script's train/loss is that one."""
+    others = (n for n in history.rows if n.endswith("/loss") and n != "logits/loss" and usual_name(n) != "loss")
+    return {n: history[n] for n in ("loss", *others) if n in history}
 
 
 def norms(history: History) -> dict[str, Series]:

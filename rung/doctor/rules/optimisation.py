@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from rung.doctor.finding import Finding
 from rung.doctor.history import WINDOW, History, Series
-from rung.doctor.rules import rule
-from rung.doctor.rules.lookups import at, check, losses, train, two_digits
+from rung.doctor.rules import NotLooked, rule
+from rung.doctor.rules.lookups import GOALS, at, check, losses, train, two_digits
 from rung.doctor.rules.updates import FIRST, SAFE, STRIDES, Matrices, beyond_the_rate, matrices, median, recent
+from rung.doctor.rules.ways import way
 from rung.robust import theil_sen
 
 # Median update / weight: healthy 2.6e-3, ten times the rate 4.9e-3, a hundred times 1.7e-2. With small initial weights
@@ -23,6 +25,10 @@ TINY = 2e-3  # a hundredth of a good rate: 1.3e-4 with torch's initial weights, 
 K_LOW = 16  # the best multiple of the last update: healthy 1-4, at a tenth of the rate 16-64, at a hundredth 64
 LONG = 500  # steps: in the first 300 of a healthy run with batches of one row the norm doubles every 430
 SCRATCH = ("", "scratch", "scratch_next_token")
+# Distance from the first weights, relative to their size: 0.09 at a hundredth of a good rate, at that 0.38 and more.
+CLOSE, NOWHERE = 0.25, 0.02
+BARELY_FELL, STILL_FALLS = 0.15, 0.25  # of the first loss; of what the first half gained
+FEW_UPDATES, FEW_LOSSES = 50, 20
 
 
 @rule("O1", "Learning rate too high", needs=("tensors|attention", "lr|lr.learning_rate"))
@@ -105,16 +111,22 @@ def _loss_suffers(history: History) -> str:
     return ""
 
 
-@rule("O2", "Learning rate too low", "scan", needs=("probe/k", "tensors", "loss"))
+@rule("O2", "Learning rate too low", "scan", needs=("loss", "probe/k|observed"))
 def lr_too_low(history: History) -> Finding | None:
-    """A scan, because probes are made only at some evals. Where the loss should be is not known: that it still falls is
-    asked instead."""
+    """A scan, because probes are made only at some evals."""
+    return _too_low_by_probes(history) if "probe/k" in history else _too_low_by_distance(history)
+
+
+def _too_low_by_probes(history: History) -> Finding | None:
+    """Where the loss should be is not known: that it still falls is asked instead."""
     # In the last fifth of a decay the rate is low on purpose.
     falls = history.config.get("lr.decay_lr", True) and history.config.get("lr.schedule") not in ("constant", "plateau")
     decay_steps = history.derived.get("decay_steps")
     until = int(0.8 * decay_steps) if falls and decay_steps else history.end + 1
     probes = history["probe/k"].finite.between(history.warmup_steps, until)
-    if len(probes) < 3 or probes.median < K_LOW:
+    if len(probes) < 3:
+        raise NotLooked(f"{len(probes)} probes after the warm-up are too few", way("probe/k", history))
+    if probes.median < K_LOW:
         return None
     last = int(probes.steps[-1])
     seen = matrices(history, max(history.warmup_steps, int(probes.steps[0]) - WINDOW), last + 1)
@@ -156,6 +168,92 @@ def lr_too_low(history: History) -> Finding | None:
         changes={} if faster else {"lr.learning_rate": two_digits(lr * probes.median / 4)},
         hides=["O8"],
     )
+
+
+def _too_low_by_distance(history: History) -> Finding | None:
+    """In a script, where nobody tries updates of another size: the weights are close to where they began, and so is the
+    loss, though it falls as fast as it did at first.
+
+    Weights that were trained before begin close to where they end. They are told apart by their first loss.
+    """
+    seen = history.derived.get("observed") or {}
+    updates, displaced = int(seen.get("updates") or 0), seen.get("displaced")
+    if not isinstance(displaced, int | float):
+        raise NotLooked("how far the weights have moved is not known", way("observed", history))
+    if displaced >= CLOSE:
+        return None
+    loss = history["loss"].finite
+    if updates < FEW_UPDATES or len(loss) < FEW_LOSSES:
+        raise NotLooked(
+            f"{min(updates, len(loss))} steps are too few", f"a run of {FEW_UPDATES} steps that logs its loss"
+        )
+    if not displaced:
+        raise NotLooked("the weights do not move at all, which is another fault (L1)")
+    if len(losses(history)) > 1 or any(re.search(GOALS, name) for name in history.rows):
+        raise NotLooked("several losses, or rewards: their levels say little")
+    width = min(WINDOW, len(loss) // 4)
+    start, end = Series(loss.steps[:5], loss.values[:5]).median, loss.last(width).median
+    noise = loss.jumps.sigma / math.sqrt(max(width, 1))
+    if start <= 0 or start - end > BARELY_FELL * start:
+        return None  # it fell, with weights that hardly had to move
+    # What the loss gained in each half of the way, measured in sums of the learning rate, after the first rows.
+    way_by_rate = np.cumsum(_rates(history, loss.steps))
+    middle = int(np.searchsorted(way_by_rate, way_by_rate[-1] / 2))
+    if not width < middle < len(loss) - width // 2:
+        raise NotLooked("nearly all of the learning rate was spent in a few steps")
+    before, half = (
+        Series(loss.steps[at : at + width], loss.values[at : at + width]).median for at in (0, middle - width // 2)
+    )
+    falls = before - end > 3 * noise
+    if falls and half - end < STILL_FALLS * (before - half):
+        return None  # it fell, and is through with it
+    if not falls and displaced > NOWHERE:
+        raise NotLooked("the loss does not fall, and the weights have moved: a low rate is one of many reasons")
+    moved = f"the weights are {displaced:.2g} of their size away from where they began after {updates} steps"
+    gained = f"the loss went from {start:.4g} to {end:.4g}"
+    if not _is_from_scratch(history, start):
+        raise NotLooked(
+            f"{moved}, and {gained}: enough for weights that were trained before, too little for new ones",
+            'config={"init_from": "scratch"}, where the weights are new',
+        )
+    return Finding(
+        "warn",
+        f"the learning rate {_learning_rate(history):g} looks too low: {moved}, and {gained}"
+        + (", falling as fast as at first" if falls else ""),
+        since=0,
+        evidence=[
+            f"distance from the first weights, relative to their size: {displaced:.2g} in the median matrix (limit "
+            f"{CLOSE:g})",
+            f"the loss has lost {(start - end) / start:.1%} (limit {BARELY_FELL:.0%}): {before - half:.3g} while the "
+            f"first half of the learning rate was spent, {half - end:.3g} in the second",
+        ],
+        ruled_out=[
+            f"weights that were trained before: the first loss, {start:.4g}, is that of a guess",
+            "a loss that has come to its end: it falls on" if half - end > 2 * noise else "",
+            "weights that do not move at all (L1): they do",
+        ],
+        probe="run the script again with ten times the learning rate: the loss falls about ten times as far",
+        remedy="raise the learning rate tenfold, and again for as long as the loss falls faster; with a rate that is "
+        "meant, train much longer",
+        hides=["L6", "O8"],
+    )  # fmt: skip
+
+
+def _rates(history: History, steps: np.ndarray) -> np.ndarray:
+    """The learning rate at these steps; one for all where it was not recorded at most of them."""
+    rates = at(history["lr"], steps)
+    return np.nan_to_num(rates) if np.isfinite(rates).mean() > 0.9 and np.nansum(rates) > 0 else np.ones(len(steps))
+
+
+def _is_from_scratch(history: History, first: float) -> bool:
+    """Whether the config says so, or the loss begins where a guess has it."""
+    said = next((str(v).lower() for k, v in history.config.items() if k.rpartition(".")[2] == "init_from"), None)
+    if said is not None:
+        return said in SCRATCH
+    guesses = dict(history.derived.get("baselines") or {})
+    if len(kinds := history["logits/vocab"].finite):
+        guesses["uniform"] = math.log(max(2.0, kinds.values[0]))
+    return any(0.8 * guess < first < 3 * guess for guess in guesses.values())
 
 
 @rule("O4", "Clipping at every step, or never applied", needs=("norm", "optimizer.grad_clip"))

@@ -16,7 +16,7 @@ import numpy as np
 from rung.doctor.finding import Finding
 from rung.doctor.history import EMPTY, History, Series
 from rung.doctor.rules import NotLooked, rule
-from rung.doctor.rules.lookups import listed, losses, norms
+from rung.doctor.rules.lookups import GOALS, listed, losses, norms
 
 WATCH = "run.watch(model, optimizer)"
 FEW_ROWS = 50  # before which nothing is said of a loop that takes no step
@@ -27,10 +27,11 @@ RISING = 3  # rows in a row that make a warm-up
 SWINGS = 3  # times that a rate falls and rises again; one cycle has none
 ENDED = 1e-4  # of the peak: a cosine is that low in its last half per cent
 SAME = 3  # evals with one value to all digits
-GOALS = r"reward|return|advantage|policy|accuracy$"  # their losses say little
 LEARNED, BARELY = 0.7, 0.97  # of the loss of the untrained model: training came below the one, no eval below the other
 EARLY = 0.02  # of the run, in which an eval is one of the untrained model
 COUNTS = r"accum|micro|batch|block_size|seq|context|length"  # in names of keys
+SHARED = 0.2  # of the rows of an eval set
+APART, AROUND, FEW_BEFORE = 1.3, 20, 5  # times the training loss; rows whose median that is, and the fewest
 LOST = 0.25  # of the numbers with a gradient that a step leaves as they are; in float32 none, whatever the rate
 
 
@@ -511,7 +512,8 @@ def train_without_use(history: History) -> Finding | None:
         if not len(evals) or evals.steps[-1] < 0.5 * history.end:
             continue
         value = float(evals.values[-1])
-        if first > 0 and 0 <= last < 0.05 * first and value > 0.9 * first and value > 10 * last:
+        never_better = value > 0.9 * first and evals.values.min() > 0.8 * first  # else it is E2's
+        if first > 0 and 0 <= last < 0.05 * first and never_better and value > 10 * last:
             return Finding(
                 "sick",
                 f"the training loss is {last:.3g} while the loss on {of} is {value:.4g}, no better than that of the "
@@ -528,7 +530,14 @@ def train_without_use(history: History) -> Finding | None:
         start = float(np.median(loss.values[:5]))
         is_one = len(losses(history)) == 1 and not any(re.search(GOALS, name) for name in history.rows)
         never = len(evals) >= SAME and evals.values.min() > BARELY * max(0.0, start)
-        never = never and evals.values[1:].min() > BARELY * evals.values[0] and evals.steps[0] < 0.3 * history.end
+        # Far above it the eval may fall a little: by less than a quarter of what the training loss does. In other units
+        # than those of training it may begin anywhere, and falls as that does.
+        least = BARELY
+        if never and evals.values.min() > 1.5 * start:
+            then = loss.between(0, int(evals.steps[0]) + 1).last(20).median
+            least = min(BARELY, 1 - max(0.0, 1 - last / then) / 4)
+        never = never and evals.values[1:].min() > least * evals.values[0]
+        never = never and evals.steps[0] < 0.3 * history.end
         if is_one and never and 0 < last < LEARNED * start:
             return Finding(
                 "warn",
@@ -596,6 +605,76 @@ def other_units(history: History) -> Finding | None:
                     hides=["E2"],
                 )  # fmt: skip
     return None
+
+
+@rule("L10", "Validation rows in training", "scan", needs=("overlap",), is_for_scripts=True)
+def rows_in_train(history: History) -> Iterator[Finding]:
+    """Of sets that `run.data` was told as arrays: a row counts to the byte, so what is augmented is not found."""
+    for of, seen in (history.derived.get("overlap") or {}).items():
+        share, repeats, rows = (float(seen.get(key) or 0.0) for key in ("share", "repeats", "rows"))
+        if share - repeats <= SHARED:
+            continue
+        yield Finding(
+            "warn",
+            f"{share:.0%} of {of} is in train: its loss is that of rows that were trained on",
+            since=0,
+            evidence=[f"{share:.1%} of {rows:.0f} rows or spans of 32 values are in train, to the byte; of train's own "
+                      f"{repeats:.1%} repeat (limit {SHARED:.0%} above that)"],
+            ruled_out=[f"data that repeats itself: only {repeats:.1%} of train's own rows do"],
+            probe=f"look for the first rows of {of} in train",
+            remedy="split before anything else is done with the rows, by document or recording; and keep the rows of "
+            f"{of} out of train",
+            hides=["E2"],
+        )  # fmt: skip
+
+
+@rule("L11", "Train and eval apart from the start", "scan", needs=("loss", "eval/*/loss"), is_for_scripts=True)
+def apart_from_the_start(history: History) -> Finding | None:
+    """In the first epoch nothing is learned by heart: a row loses in training what it would lose in an eval, or more
+    (dropout, augmentation). Where the eval loses much more, it is of other targets, or prepared in another way."""
+    loss, gaps = history["loss"].finite, list[tuple[str, int, float, float]]()
+    is_known, has_looked = math.isfinite(history.steps_per_epoch), False
+    for of, measures in history.evals.items():
+        evals = measures.get("loss", EMPTY).finite
+        before = [(int(step), float(value), loss.between(0, int(step) + 1)) for step, value in zip(*evals, strict=True)]
+        before = [one for one in before if len(one[2]) >= FEW_BEFORE]
+        has_looked = has_looked or bool(before)
+        first = [one for one in before if one[0] <= history.steps_per_epoch] if is_known else before[:2]
+        found = []
+        for step, value, train in first:
+            near = train.last(AROUND)
+            error = near.sigma / math.sqrt(len(near))
+            if near.median > 0 and value > APART * near.median and value - near.median > 6 * error:
+                found.append((of, step, near.median, value))
+        # An average of the weights lags behind them, and catches up.
+        if len(found) == len(first) >= 2 and found[-1][3] / found[-1][2] > 0.7 * found[0][3] / found[0][2]:
+            gaps += found
+    if not has_looked:
+        raise NotLooked("hardly any training loss before the evals", 'run.log({"loss": loss}) at each step')
+    if not gaps:
+        return None
+    of, step, ours, theirs = gaps[-1]
+    what = f"the loss on {of} is {theirs / ours:.3g} times that of training from the start: {theirs:.4g} against "
+    what += f"{ours:.4g} at step {step}"
+    if len(losses(history)) > 1 or any(re.search(GOALS, name) for name in history.rows):
+        raise NotLooked(f"{what}; with several losses, or rewards, they may be of other things")
+    if not is_known:
+        raise NotLooked(
+            f"{what}; in the first epoch that would be a fault, and nobody knows when it ends",
+            'run.data("train", rows) and run.rows(ids) at each step',
+        )
+    return Finding(
+        "warn",
+        f"{what}, when no row had been seen twice",
+        since=gaps[0][1],
+        evidence=[f"step {step}: training {ours:.4g} (median of {AROUND} rows), {of} {theirs:.4g}: "
+                  f"{theirs / ours:.3g} times (limit {APART:g})" for of, step, ours, theirs in gaps[:6]],
+        ruled_out=[f"rows that were learned by heart: an epoch has {history.steps_per_epoch:.0f} steps"],
+        probe=f"compute the loss of training and that of {of} on the same rows, with the same weights",
+        remedy=f"look whether both count the same targets (padding, a mask, special tokens), and whether {of} has the "
+        "vocabulary, labels and scale of training; nothing, where it is meant to be harder",
+        hides=["E2", "L9"],
+    )  # fmt: skip
 
 
 def _number_of(history: History, names: tuple[str, ...]) -> float | None:

@@ -40,7 +40,7 @@ _WAYS = {
     "eval/*/loss": Way("eval_interval=100, with an eval set", 'run.log({"val/loss": loss}) at several steps'),
     "eval/*@*": Way("of models that roll out: measures such as l1@8", 'run.log({"val/l1@1": .., "val/l1@8": ..})'),
     "*/accuracy": Way(_GAN + "a part `accuracy`", _GAN + 'run.log({"discriminator/accuracy": share})'),
-    "probe/k": Way("signals.probes=true and three evals", "measured in recipes only"),
+    "probe/k": Way("signals.probes=true and three evals", ""),
     "probe/without_*": Way(
         "signals.probes=true, and Recipe.inputs names them", 'run.without("control", losses, losses_without)'
     ),
@@ -72,6 +72,7 @@ _WAYS = {
     "optimizer.grad_clip": Way("optimizer.grad_clip=1", 'config={"optimizer": {"grad_clip": 1.0}}'),
     "lr.learning_rate": Way("lr.learning_rate=3e-4", 'run.log({"lr": lr})'),
     "observed": Way("", "train with an optimizer of torch in the process that logs"),
+    "overlap": Way("", 'run.data("train", rows) and run.data("val", val_rows), with arrays or tensors'),
     "baselines": Way("", 'config={"vocab_size": n}, or run.data("val", path, unigram=nats)'),
 }
 
