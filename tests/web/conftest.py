@@ -24,7 +24,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    if not (STATIC / "index.html").exists():
+    if not (STATIC / "world.html").exists():
         pytest.skip("the page is not built; `make page` builds it")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:

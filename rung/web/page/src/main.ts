@@ -6,8 +6,9 @@ import { Clip, saveStill } from "./clip";
 import { Hands } from "./hands";
 import { type About, type Head, type Hello, Line, type Pictures, type Wish } from "./line";
 import { Pace, Rate } from "./pace";
-import { find, Panel } from "./panel";
+import { Panel } from "./panel";
 import { Picture } from "./picture";
+import { find, say, setStatus } from "./shell";
 
 const choice = readChoice(location.search);
 const stage = find("stage");
@@ -150,18 +151,6 @@ function toggleClip(): void {
 function fileName(): string {
   const label = about?.places[choice.place]?.label ?? "";
   return `${title} ${label} ${last?.step ?? 0}`.replaceAll(/[^\w.-]+/g, "-");
-}
-
-function say(text: string): void {
-  const message = find("message");
-  message.textContent = text;
-  message.hidden = text === "";
-}
-
-function setStatus(state: string, text: string): void {
-  const status = find("status");
-  status.dataset["state"] = state;
-  status.textContent = text;
 }
 
 function showRates(): void {

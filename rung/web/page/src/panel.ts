@@ -3,6 +3,7 @@
 import type { Choice } from "./address";
 import { isElsewhere } from "./hands";
 import type { About } from "./line";
+import { fillHelp, find } from "./shell";
 
 export interface Actions {
   changed(): void; // of anything in the choice but the place
@@ -13,12 +14,6 @@ export interface Actions {
   clip(): void;
   still(): void;
   hold(): void;
-}
-
-export function find<T extends HTMLElement>(id: string): T {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`the page has no #${id}`);
-  return found as T;
 }
 
 const HELP: [string, string][] = [
@@ -53,7 +48,7 @@ export class Panel {
     private readonly choice: Choice,
     private readonly actions: Actions,
   ) {
-    find("help-keys").append(...HELP.map(([keys, meaning]) => helpRow(keys, meaning)));
+    fillHelp(HELP, "Drag over the picture, or hold the mouse with M, to turn and look.");
     this.buttons();
     this.sliders();
     addEventListener("keydown", (event) => this.key(event));
@@ -196,19 +191,4 @@ export class Panel {
 
 function press(id: string, isPressed: boolean): void {
   find(id).setAttribute("aria-pressed", String(isPressed));
-}
-
-function helpRow(keys: string, meaning: string): HTMLElement {
-  const row = document.createElement("tr");
-  const [left, right] = [document.createElement("th"), document.createElement("td")];
-  for (const word of keys.split(" ")) left.append(word === "" || word === "and" ? `${word} ` : kbd(word), " ");
-  right.textContent = meaning;
-  row.append(left, right);
-  return row;
-}
-
-function kbd(text: string): HTMLElement {
-  const made = document.createElement("kbd");
-  made.textContent = text;
-  return made;
 }
