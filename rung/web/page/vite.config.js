@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 
-const PLAY = ["text", "world"]; // one page for each kind of player
+const PLAY = ["text", "piano", "music", "speech", "world"]; // one page for each kind of player
 
 // The pages of `rung play` have one header.
 const header = {
