@@ -199,7 +199,7 @@ class Walkable(Player, Protocol):
 
     about() gives height, width, rate_hz; controls (a list of name, low, high, is_constant); intents (names that `step`
     understands: forward, right, turn, look, or fewer); places (a list of label, length: where a walk can begin, and
-    how many recorded steps follow; `start`, if given, is the recorded step to begin at).
+    how many recorded steps follow); if it likes, start (the place and offset of a visitor who asks for none).
     """
 
     def walk(self, place: int, offset: int = 0) -> Walk:

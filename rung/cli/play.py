@@ -28,7 +28,7 @@ MOST_RUNS = 4  # side by side
 @click.command(short_help="Try a model in the browser, or call it from a program.")
 @click.argument("words", nargs=-1, required=True, metavar="RUN [RUN]... [KEY=VALUE]...")
 @click.option("--at", type=int, multiple=True,
-              help="The save to play; default: the best one, else the last. Given twice: both, side by side.")  # fmt: skip
+              help="The save to play; default: the best one, else the last. Twice: two saves.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Another address than loopback needs --token.")
 @token_option

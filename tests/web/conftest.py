@@ -32,6 +32,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as control:
         launched = control.chromium.launch(executable_path=chromium, args=FLAGS)
+        launched.rung_path = chromium  # for tests that launch another one, with flags of their own
         yield launched
         launched.close()
 

@@ -17,7 +17,9 @@ const bars = new Bars(find("channels"), find("clamped"));
 const clip = new Clip(picture.canvas);
 const shown = new Rate();
 const hands = new Hands(stage, moved);
+hands.touch(find("touch"));
 const pace = new Pace(() => {
+  hands.readGamepad();
   const isAsked = line.ask(wish);
   stage.dataset["underWay"] = String(line.underWay);
   return isAsked;
@@ -44,8 +46,8 @@ let isAtEnd = false;
 function wish(): Wish {
   return {
     walk,
-    place: choice.place,
-    offset: choice.offset,
+    place: choice.place ?? 0,
+    offset: choice.offset ?? 0,
     mode: choice.mode,
     intent: choice.mode === "walk" ? hands.take(choice.speed) : {},
     coding: choice.compress ? "jpeg" : "auto",
@@ -113,7 +115,7 @@ function begin(place: number, offset: number): void {
 function setMode(mode: "walk" | "follow"): void {
   if (mode === choice.mode) return;
   choice.mode = mode;
-  if (isAtEnd) begin(choice.place, mode === "follow" ? 0 : choice.offset);
+  if (isAtEnd) begin(choice.place ?? 0, mode === "follow" ? 0 : choice.offset ?? 0);
   panel.show();
   changed();
   pace.owe(1);
@@ -125,7 +127,7 @@ function moved(): void {
 }
 
 function pause(isPaused = !pace.isPaused): void {
-  if (!isPaused && isAtEnd) begin(choice.place, 0);
+  if (!isPaused && isAtEnd) begin(choice.place ?? 0, 0);
   pace.isPaused = isPaused;
   panel.showPause(isPaused);
 }
@@ -149,7 +151,7 @@ function toggleClip(): void {
 }
 
 function fileName(): string {
-  const label = about?.places[choice.place]?.label ?? "";
+  const label = about?.places[choice.place ?? 0]?.label ?? "";
   return `${title} ${label} ${last?.step ?? 0}`.replaceAll(/[^\w.-]+/g, "-");
 }
 

@@ -32,6 +32,7 @@ const HELP: [string, string][] = [
   ["M", "hold the mouse, to look around; Esc lets go"],
   ["C", "record a clip; again to save it"],
   ["P", "save a picture"],
+  ["Gamepad", "left stick walks, right stick turns and looks"],
   ["Esc", "from a slider or list back to the picture"],
   ["H  ?", "this list"],
 ];
@@ -43,6 +44,7 @@ export class Panel {
   private readonly speed = find<HTMLInputElement>("speed");
   private readonly help = find<HTMLDialogElement>("help");
   private places: About["places"] = [];
+  private start = { place: 0, offset: 0 };
 
   constructor(
     private readonly choice: Choice,
@@ -60,7 +62,9 @@ export class Panel {
     this.places = about.places;
     const options = about.places.map((place, index) => new Option(`${place.label} (${place.length} steps)`, String(index)));
     this.place.replaceChildren(...options);
-    this.choice.place = Math.min(this.choice.place, about.places.length - 1);
+    this.start = about.start ?? { place: 0, offset: 0 };
+    this.choice.place = Math.min(this.choice.place ?? this.start.place, about.places.length - 1);
+    this.choice.offset ??= this.startOf(this.choice.place);
     this.choice.offset = Math.min(this.choice.offset, this.lastOffset());
     this.show();
   }
@@ -68,9 +72,9 @@ export class Panel {
   /** Puts the choice into all buttons and sliders. */
   show(): void {
     const { choice } = this;
-    this.place.value = String(choice.place);
+    this.place.value = String(choice.place ?? 0);
     this.offset.max = String(this.lastOffset());
-    this.showOffset(choice.offset);
+    this.showOffset(choice.offset ?? 0);
     this.speed.value = String(choice.speed);
     find("speed-value").textContent = `${choice.speed.toFixed(2)}${choice.speed > 1 ? ", beyond most of the data" : ""}`;
     for (const name of ["fast", "smooth", "compress"] as const) find<HTMLInputElement>(name).checked = choice[name];
@@ -97,15 +101,19 @@ export class Panel {
     find("clip").firstChild!.textContent = isOn ? "Stop and save " : "Record a clip ";
   }
 
+  private startOf(place: number): number {
+    return place === this.start.place ? this.start.offset : 0;
+  }
+
   private lastOffset(): number {
-    return Math.max((this.places[this.choice.place]?.length ?? 1) - 1, 0);
+    return Math.max((this.places[this.choice.place ?? 0]?.length ?? 1) - 1, 0);
   }
 
   private buttons(): void {
     const { actions, choice } = this;
     const click = (id: string, action: () => void): void => find(id).addEventListener("click", action);
     click("pause", actions.pause);
-    click("again", () => actions.begin(choice.place, choice.offset));
+    click("again", () => actions.begin(choice.place ?? 0, choice.offset ?? 0));
     click("mode-walk", () => actions.setMode("walk"));
     click("mode-follow", () => actions.setMode("follow"));
     click("difference", () => this.toggle("difference"));
@@ -122,9 +130,9 @@ export class Panel {
   }
 
   private sliders(): void {
-    this.place.addEventListener("change", () => this.actions.begin(Number(this.place.value), 0));
+    this.place.addEventListener("change", () => this.goTo(Number(this.place.value)));
     this.offset.addEventListener("input", () => this.showOffset(Number(this.offset.value)));
-    this.offset.addEventListener("change", () => this.actions.begin(this.choice.place, Number(this.offset.value)));
+    this.offset.addEventListener("change", () => this.actions.begin(this.choice.place ?? 0, Number(this.offset.value)));
     this.speed.addEventListener("input", () => this.setSpeed(Number(this.speed.value)));
   }
 
@@ -145,7 +153,7 @@ export class Panel {
 
   private goTo(place: number): void {
     const num = this.places.length;
-    if (num > 0) this.actions.begin((place + num) % num, 0);
+    if (num > 0) this.actions.begin((place + num) % num, this.startOf((place + num) % num));
   }
 
   private key(event: KeyboardEvent): void {
@@ -155,9 +163,9 @@ export class Panel {
     const commands: Record<string, () => void> = {
       " ": actions.pause,
       ".": actions.step,
-      backspace: () => actions.begin(choice.place, choice.offset),
-      "[": () => this.goTo(choice.place - 1),
-      "]": () => this.goTo(choice.place + 1),
+      backspace: () => actions.begin(choice.place ?? 0, choice.offset ?? 0),
+      "[": () => this.goTo((choice.place ?? 0) - 1),
+      "]": () => this.goTo((choice.place ?? 0) + 1),
       "-": () => this.setSpeed(choice.speed - 0.25),
       "+": () => this.setSpeed(choice.speed + 0.25),
       "=": () => this.setSpeed(choice.speed + 0.25), // + without shift, on many keyboards

@@ -131,17 +131,19 @@ export async function ask<Piece>(run: number, request: object, take: (piece: Pie
   }
 }
 
-/** Runs some work that may be refused or stopped, and tells how it ended. */
-export async function told(work: () => Promise<void>): Promise<void> {
+/** Runs some work that may be refused or stopped, and tells how it ended; true where it was done. */
+export async function told(work: () => Promise<void>): Promise<boolean> {
   say("");
   setStatus("busy", "Working");
   try {
     await work();
     setStatus("live", "Ready");
+    return true;
   } catch (problem) {
     const isStopped = problem instanceof DOMException && problem.name === "AbortError";
     setStatus("live", isStopped ? "Stopped" : "Ready");
-    if (!isStopped) say(problem instanceof Refused ? problem.message : `That did not work: ${String(problem)}`);
+    if (!isStopped) say(problem instanceof Refused ? problem.message : `That did not work: ${problem instanceof Error ? problem.message : String(problem)}`);
+    return false;
   }
 }
 

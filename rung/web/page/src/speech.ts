@@ -48,6 +48,7 @@ async function record(rate: number, mostSeconds: number): Promise<{ stop(): Prom
   await context.resume();
   return {
     async stop(): Promise<Float32Array> {
+      node.port.onmessage = null;
       for (const track of stream.getTracks()) track.stop();
       await context.close();
       find<HTMLMeterElement>("level").value = 0;
@@ -68,8 +69,7 @@ async function toggle(): Promise<void> {
     const mine = recording;
     recording = null;
     showRecording();
-    await told(async () => take(await mine.stop(), "recording.wav"));
-    start();
+    if (await told(async () => take(await mine.stop(), "recording.wav"))) start();
     return;
   }
   await told(async () => {
@@ -131,7 +131,7 @@ addEventListener("keydown", (event) => {
 takeFiles(find("drop"), find<HTMLInputElement>("file"), (file) => void told(async () => {
   const { sample_rate, most_seconds } = models[0]!.about;
   await take(await decode(file, sample_rate, most_seconds), file.name);
-}).then(start));
+}).then((isDone) => isDone && start()));
 
 models = await runs<About>();
 const { usual, most_seconds, can_ask } = models[0]!.about;
