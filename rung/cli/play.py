@@ -110,7 +110,7 @@ def saves(runs: Sequence[str], at: Sequence[int]) -> list[tuple[str, int | None]
         found = list(zip(runs, at or [None] * len(runs)))  # type: ignore[list-item]
     else:
         raise UserError(
-            f"{len(runs)} runs and {len(at)} times --at; give --at once for each run, in their order, or not at all",
+            f"{len(runs)} runs, but --at {len(at)} times; give it once for each run, in their order, or not at all",
             code="options-conflict",
         )
     if len(found) > MOST_RUNS:

@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -113,6 +114,14 @@ def test_the_real_client_completes(served: ServedText, client: Any) -> None:
         model="text/3", prompt="The", max_tokens=5, temperature=0, extra_body={"top_k": 1}
     )
     assert greedy.choices[0].text == complete(served, max_tokens=5, temperature=0)["choices"][0]["text"]
+
+
+def test_the_example_of_the_guide_works(served: ServedText, capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs/play.md").read_text("utf-8")
+    code = guide.partition("```python\n")[2].partition("```")[0]
+    assert "http://127.0.0.1:8000/" in code
+    exec(code.replace("http://127.0.0.1:8000/", served.url), {})
+    assert len(capsys.readouterr().out) > 40
 
 
 def test_the_real_client_chats(served: ServedText, client: Any) -> None:
