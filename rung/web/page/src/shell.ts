@@ -86,6 +86,7 @@ export async function runs<About>(): Promise<Run<About>[]> {
   for (let wait = 200; ; wait = Math.min(2 * wait, 4000)) {
     try {
       const response = await fetch("about");
+      if (response.redirected) location.assign(response.url); // to where the token is asked for
       if (response.ok) {
         const said = (await response.json()) as { runs: Run<About>[] };
         document.title = find("title").textContent = said.runs.map((run) => run.title).join(" and ");
@@ -160,6 +161,7 @@ export interface Field {
 /** Numbers to choose, kept in the address where they are not the usual ones. */
 export class Settings {
   private readonly inputs = new Map<string, HTMLInputElement>();
+  private readonly checks: (() => boolean)[] = [];
 
   constructor(into: HTMLElement, fields: Field[], changed: () => void = () => undefined) {
     for (const field of fields) {
@@ -167,9 +169,13 @@ export class Settings {
       const input = h("input", {
         id: field.name, type: "number", min: field.min, max: field.max, step: field.step, value: given ?? usual, required: true,
       });
-      if (!input.checkValidity()) input.value = usual;
+      // A step is for the arrows; between two steps are good values too, unless whole ones are asked for.
+      const isGood = (): boolean => input.checkValidity() || (input.validity.stepMismatch && step < 1 && inRange(input));
+      const { step } = field;
+      if (!isGood()) input.value = usual;
+      else if (field.name === "seed" && given !== null) find<HTMLInputElement>("fresh").checked = false;
       input.addEventListener("change", () => {
-        if (!input.checkValidity()) {
+        if (!isGood()) {
           input.reportValidity();
           return;
         }
@@ -177,12 +183,13 @@ export class Settings {
         changed();
       });
       this.inputs.set(field.name, input);
+      this.checks.push(() => isGood() || input.reportValidity());
       into.append(h("label", { class: "field", title: field.note }, h("span", {}, field.label), input));
     }
   }
 
   get isValid(): boolean {
-    return [...this.inputs.values()].every((input) => input.reportValidity());
+    return this.checks.every((check) => check());
   }
 
   get values(): Record<string, number> {
@@ -194,6 +201,11 @@ export class Settings {
     input.value = String(value);
     input.dispatchEvent(new Event("change"));
   }
+}
+
+function inRange(input: HTMLInputElement): boolean {
+  const { rangeUnderflow, rangeOverflow, badInput, valueMissing } = input.validity;
+  return !(rangeUnderflow || rangeOverflow || badInput || valueMissing);
 }
 
 export const SEED: Field = { name: "seed", label: "Seed", value: 0, min: 0, max: 2 ** 31 - 1, step: 1, note: "The same seed gives the same answer" };

@@ -227,7 +227,6 @@ settings = new Settings(find("fields"), [
   { name: "num_tokens", label: "Tokens", value: usual.num_tokens, min: 1, max: most_tokens, step: 1 },
   SEED,
 ]);
-if (new URLSearchParams(location.search).has("seed")) find<HTMLInputElement>("fresh").checked = false;
 columns = models.map((run, number) => new Column(number, run.title));
 put(find("answers"), columns.map((column) => column.element));
 find("answers").style.setProperty("--columns", String(columns.length));
