@@ -211,5 +211,5 @@ function inRange(input: HTMLInputElement): boolean {
 export const SEED: Field = { name: "seed", label: "Seed", value: 0, min: 0, max: 2 ** 31 - 1, step: 1, note: "The same seed gives the same answer" };
 
 export function randomSeed(): number {
-  return Math.floor(Math.random() * 2 ** 31);
+  return Math.floor(Math.random() * 1e6); // as many as one likes to read and to type
 }
