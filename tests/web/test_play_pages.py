@@ -144,15 +144,24 @@ def test_prompts_are_kept_in_the_browser(serve: Callable[..., ServedText], visit
     assert "remember me" not in page.locator("#prompts option").all_text_contents()
 
 
-def test_stopping_ends_it_and_typing_begins_it(serve: Callable[..., ServedText], visit: Visit) -> None:
+def test_typing_begins_it_and_stopping_ends_it_and_what_was_to_begin(
+    serve: Callable[..., ServedText], visit: Visit
+) -> None:
     page = visit(f"{serve(one=player()).url}?num_tokens=4096&seed=3")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "answer" in request.url else None)
     ready(page)
+    page.clock.install()
     page.check("#live")
     page.focus("#prompt")
-    page.keyboard.type("ab")
+    page.keyboard.type("a")
+    page.clock.run_for(600)
     page.locator(".token").nth(3).wait_for(state="attached")  # half a character is not to be seen
+    page.keyboard.type("b")
     page.keyboard.press("Escape")
     page.locator(".note", has_text="stopped").wait_for()
+    page.clock.run_for(2000)
+    assert len(asked) == 1
     assert page.is_disabled("#stop")
     assert page.text_content("#status") == "Stopped"
 

@@ -150,7 +150,7 @@ function quoted(text: string): string {
 /** All runs continue the prompt, or one goes on from a token of its text. */
 function start(column: Column | null = null, num = 0, instead: Token | null = null): void {
   if (!settings.isValid) return;
-  stopping?.abort();
+  stop();
   const mine = (stopping = new AbortController());
   if (column === null && find<HTMLInputElement>("fresh").checked) settings.set("seed", randomSeed());
   const request = { ...settings.values, alternatives: ALTERNATIVES };
@@ -207,7 +207,7 @@ addEventListener("pointerdown", (event) => {
   if ((event.target as Element).closest("#token, .token") === null) delete find("token").dataset["is"]; // on a phone it lies over the page
 });
 find("go").addEventListener("click", () => start());
-find("stop").addEventListener("click", () => stopping?.abort());
+find("stop").addEventListener("click", stop);
 let typing = 0;
 prompt.addEventListener("input", () => {
   clearTimeout(typing);
@@ -215,8 +215,14 @@ prompt.addEventListener("input", () => {
 });
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
-  else if (event.key === "Escape") stopping?.abort();
+  else if (event.key === "Escape") stop();
 });
+
+/** Also what was to begin after a pause of typing. */
+function stop(): void {
+  clearTimeout(typing);
+  stopping?.abort();
+}
 
 models = await runs<About>();
 const { usual, most_tokens } = models[0]!.about;
