@@ -406,3 +406,18 @@ def test_requests_are_checked_and_limited(serve: Callable[..., ServedText], monk
     assert (answer.status, answer.data["code"]) == (413, "too-large")
     good = call(served, "/answer/0", {"notes": [[0, 1, 60, 80]]})
     assert json.loads(good.data)["caption"] == "1 notes given"
+
+
+def test_runs_beside_each_other_need_not_have_learned_the_same(serve: Callable[..., ServedText], visit: Visit) -> None:
+    tasks, plain = FakePiano(tasks=True), FakePiano()
+    page = visit(serve(one=tasks, two=plain).url)
+    ready(page)
+    page.select_option("#task", "top_line")
+    page.uncheck("#auto")
+    page.keyboard.press("z")
+    page.keyboard.press("Enter")
+    page.locator("#takes button").nth(1).wait_for()
+    assert (tasks.asked[0].task, plain.asked[0].task) == ("top_line", "")
+    assert tasks.asked[0].seed == plain.asked[0].seed
+    page.locator("#takes button").nth(1).click()
+    assert [button.get_attribute("aria-pressed") for button in page.locator("#takes button").all()] == ["false", "true"]

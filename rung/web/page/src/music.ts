@@ -19,14 +19,15 @@ startShell([["Ctrl Enter", "make a clip"], ["Esc", "stop"], ["?", "this list"]])
 const prompt = find<HTMLTextAreaElement>("prompt");
 let models: Run<About>[] = [];
 let settings: Settings;
-let given: Float32Array | null = null;
+let given: File | null = null;
 let stopping: AbortController | null = null;
 
 async function take(file: File): Promise<void> {
   const rate = models[0]!.about.sample_rate;
-  given = await decode(file, rate, MOST_GIVEN_S);
-  const card = await clipCard(wav(given, rate), file.name);
-  put(find("given"), h("p", { class: "note" }, `${file.name}, ${(given.length / rate).toFixed(1)} s: it is continued `,
+  const sound = await decode(file, rate, MOST_GIVEN_S);
+  const card = await clipCard(wav(sound, rate), file.name);
+  given = file;
+  put(find("given"), h("p", { class: "note" }, `${file.name}, ${(sound.length / rate).toFixed(1)} s: it is continued `,
     h("button", { type: "button", onclick: () => ((given = null), put(find("given"))) }, "Take it away")), card);
 }
 
@@ -35,7 +36,7 @@ function start(): void {
   stopping?.abort();
   const mine = (stopping = new AbortController());
   if (find<HTMLInputElement>("fresh").checked) settings.set("seed", randomSeed());
-  const request = { ...settings.values, prompt: prompt.value, sound: given === null ? "" : packed(given) };
+  const request = { ...settings.values, prompt: prompt.value }, clip = given;
   find("stop").removeAttribute("disabled");
   void told(async () => {
     const row = h("div", { class: "pair", "aria-busy": true });
@@ -45,7 +46,8 @@ function start(): void {
       const work = models.map(async (run, number) => {
         const place = h("section", { class: "card", "aria-label": run.title, "data-state": "busy" }, h("h2", {}, run.title), h("p", { class: "note" }, "Making a clip"));
         row.append(place);
-        await ask<{ wav: string; caption: string }>(number, request, (piece) => void show(place, run, piece), mine.signal);
+        const sound = clip === null ? "" : packed(await decode(clip, run.about.sample_rate, MOST_GIVEN_S));
+        await ask<{ wav: string; caption: string }>(number, { ...request, sound }, (piece) => void show(place, run, piece), mine.signal);
       });
       const failed = (await Promise.allSettled(work)).find((one) => one.status === "rejected");
       if (failed !== undefined) {

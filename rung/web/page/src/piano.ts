@@ -121,9 +121,14 @@ function goOn(): void {
   const usual = chosen?.parameters.every((one, index) => one.usual === parameters[index]);
   const { temperature, top_k, top_p, num_tokens, seed } = settings.values;
   const request = {
-    notes: phrase.map(([start, end, key, velocity]) => [start, end, key, velocity]), task: task.value, parameters: usual === true ? [] : parameters,
-    composer: composer.value, temperature, top_k, top_p, num_tokens, seed,
+    notes: phrase.map(([start, end, key, velocity]) => [start, end, key, velocity]), temperature, top_k, top_p, num_tokens, seed,
   };
+  // Runs beside each other need not have learned the same.
+  const asked = ({ tasks, composers }: About): object => ({
+    ...request,
+    ...(tasks.some((one) => one.name === task.value) && { task: task.value, parameters: usual === true ? [] : parameters }),
+    ...(composers.length > 0 && { composer: composer.value }),
+  });
   takes = [];
   put(find("takes"));
   roll.dataset["state"] = "thinking";
@@ -131,7 +136,7 @@ function goOn(): void {
   void told(async () => {
     try {
       const work = models.map((run, number) =>
-        ask<Omit<Take, "title">>(number, request, (piece) => arrived({ ...piece, title: run.title }, mine), mine.signal));
+        ask<Omit<Take, "title">>(number, asked(run.about), (piece) => arrived({ ...piece, title: run.title }, mine), mine.signal));
       const failed = (await Promise.allSettled(work)).find((one) => one.status === "rejected");
       if (failed !== undefined) throw failed.reason;
     } finally {

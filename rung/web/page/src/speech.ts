@@ -104,10 +104,10 @@ function start(): void {
   void told(async () => {
     const places = models.map((run) => h("section", { class: "card answer", "aria-label": run.title, "data-state": "busy" }, h("h2", {}, run.title)));
     put(find("answers"), places);
-    const work = models.map(async (_, number) => {
+    const work = models.map(async (run, number) => {
       const place = places[number]!;
       try {
-        await ask<Piece>(number, request, (piece) => {
+        await ask<Piece>(number, run.about.can_ask ? request : { ...request, question: "" }, (piece) => {
           const label = piece.task === "asr" ? "Transcript" : request.question;
           place.append(h("p", { class: "note" }, label), h("p", { class: "said", "data-task": piece.task }, piece.text.trim() === "" ? "(nothing)" : piece.text));
         });
