@@ -41,10 +41,10 @@ def play_app(
     """The page for these models, which are of one kind, and what it needs.
 
     `hosts` are the names, besides localhost, under which this machine may be asked; with a `token`, only who gives it
-    comes in. `model` is the one thread in which
-    the model works, since torch must not be entered by two; it should also be the one in which it was made, as torch
-    has a pool of workers for each thread, and with two pools it is half as fast. `mode` is entered once, in that
-    thread: without gradients, say, which torch decides for each thread. A visitor's walk is kept for `keep_s`.
+    comes in. `model` is the one thread in which the models work, since torch must not be entered by two; it should also
+    be the one in which they were made, as torch has a pool of workers for each thread, and with two pools it is half as
+    fast. `mode` is entered once, in that thread: without gradients, say, which torch decides for each thread. A
+    visitor's walk is kept for `keep_s`.
     """
     check_kinds(played)
     kind = played[0].player.kind
