@@ -25,8 +25,9 @@ from websockets.sync.client import connect
 
 from bench.report import facts, in_turns, spread, verdict
 from rung.engine.build import Setup, build
-from rung.recipe import Player
+from rung.recipe import Walkable
 from rung.resolve import resolve
+from rung.web.answers import Played
 from rung.web.play import play_app
 from rung.web.serve import address_of, listen, server
 
@@ -76,7 +77,7 @@ def make_setup(folder: Path, size: str, device: str) -> Setup:
 
 
 def measure(
-    setup: Setup, player: Player, model: ThreadPoolExecutor, rounds: int, num_frames: int
+    setup: Setup, player: Walkable, model: ThreadPoolExecutor, rounds: int, num_frames: int
 ) -> dict[str, list[float]]:
     walk = model.submit(player.walk, 0).result()
 
@@ -90,7 +91,7 @@ def measure(
         return num_frames / (time.perf_counter() - begun)
 
     listening = listen("127.0.0.1", 0)
-    serving = server(play_app(player, "bench", mode=setup.precision.autocast, model=model))
+    serving = server(play_app([Played(player, "bench", "bench")], mode=setup.precision.autocast, model=model))
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     with connect(address_of(listening).replace("http", "ws") + "walk", max_size=None) as socket:

@@ -19,7 +19,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ MOST_DEPTH = 100  # ours have 8; 900 stop Python functions that walk through a v
 MOST_VALUES = 5_000_000  # of JSON: one byte of text can become 50 bytes of memory
 MOST_NODES = 100_000  # of YAML, with aliases written out: each takes about a kilobyte while it is read
 _DECODE = msgspec.json.Decoder().decode
+T = TypeVar("T")
 
 
 # What msgspec's decoders raise where a hot loop calls one of its own types directly.
@@ -83,6 +84,12 @@ def text(data: bytes, most_bytes: int = MOST_BYTES) -> str:
 def json(data: bytes | str, most_values: float = MOST_VALUES) -> Any:
     """Strict JSON: NaN and Infinity are no numbers."""
     return _guarded(_DECODE, data, most_values)
+
+
+def typed_json(data: bytes, kind: type[T], most_values: float = MOST_VALUES) -> T:
+    """Strict JSON of one type, a Struct of msgspec, say; bytes in it are base64."""
+    found: T = _guarded(msgspec.json.Decoder(kind).decode, data, most_values)
+    return found
 
 
 def loose_json(data: bytes | str, most_values: float = MOST_VALUES) -> Any:

@@ -8,7 +8,7 @@ result does not depend on how a batch is cut into micros or ranks.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from rung.errors import UserError
 from rung.random import Draw
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many verbs only want a recipe's Config
+    import msgspec
     from torch import Tensor, nn
 
     from rung.data.store import Store
@@ -167,12 +168,39 @@ class Walk(Protocol):
 
 
 class Player(Protocol):
-    """A model that can be walked in. It serves any number of walks, which share nothing but the weights."""
+    """A trained model that a visitor of `rung play` can try. It knows nothing of pages; `kind` names the one it needs.
+
+    The kinds are text, piano, music, speech and world. All but world answer requests.
+    """
+
+    kind: str
 
     def about(self) -> dict[str, Any]:
-        """Plain data for the page: height, width, rate_hz; controls (a list of name, low, high, is_constant);
-        intents (names that `step` understands: forward, right, turn, look, or fewer); places (a list of label, length:
-        where a walk can begin, and how many recorded steps follow)."""
+        """Plain data for the page: what can be asked for, within which limits, and what is usual."""
+
+
+class Answers(Player, Protocol):
+    """A player that takes a request and answers it piece by piece."""
+
+    @property
+    def Request(self) -> type[msgspec.Struct]:
+        """What can be asked; JSON from a visitor is decoded into it."""
+
+    def answer(self, request: Any) -> Iterator[dict[str, Any]]:
+        """The pieces of an answer, plain data; bytes are sent as base64. What cannot be answered is a UserError.
+
+        Answers of several visitors may be made in turns, one piece of each, all in one thread; they share the weights
+        and nothing else. A visitor who leaves closes the iterator.
+        """
+
+
+class Walkable(Player, Protocol):
+    """A learned world, kind "world". It serves any number of walks, which share nothing but the weights.
+
+    about() gives height, width, rate_hz; controls (a list of name, low, high, is_constant); intents (names that `step`
+    understands: forward, right, turn, look, or fewer); places (a list of label, length: where a walk can begin, and
+    how many recorded steps follow); if it likes, start (the place and offset of a visitor who asks for none).
+    """
 
     def walk(self, place: int, offset: int = 0) -> Walk:
         """A new walk, `offset` recorded steps after the beginning of a place."""
@@ -349,9 +377,10 @@ class Exports:
 
 
 class Plays:
-    """`rung play`: a model one can walk in."""
+    """`rung play`: a model that can be tried in the browser."""
 
-    def player(self, model: nn.Module) -> Player:
+    def player(self, model: nn.Module) -> Answers | Walkable:
+        """Called once, in the thread that will answer; the model is in eval mode, without gradients."""
         raise NotImplementedError
 
 

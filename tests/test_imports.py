@@ -147,8 +147,6 @@ def test_every_part_has_a_rule() -> None:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if part_of(name_of(p)) in WITHOUT_TORCH], ids=name_of)
 def test_no_torch_where_runs_are_read(path: Path) -> None:
-    if name_of(path).startswith("rung.web.play"):
-        pytest.skip("plays a model")
     assert [module for _, module in imports(path) if module.partition(".")[0] == "torch"] == []
 
 
@@ -243,7 +241,7 @@ def test_only_parse_decodes_what_others_wrote() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in decoders and name_of(path) != "rung.parse":
                 found.add((name_of(path), ast.unparse(node.func)))
     assert found == {
-        ("rung.web.play", "msgspec.json.decode"),  # into its own type, 64 kB at most
+        ("rung.web.walk", "msgspec.json.decode"),  # into its own type, 64 kB at most
         ("rung.data.store", "json.loads"),  # what it has just written; so has the next
         ("rung.engine.build", "json.loads"),
         ("rung.runs.sql", "json.loads"),  # DuckDB's own plan

@@ -160,7 +160,7 @@ def test_a_verb_prints_its_transcript(verb: str, folder: Path, monkeypatch: pyte
     for name in ("RUNG_RUNS", "RUNG_DATA", "RUNG_REMOTE"):
         monkeypatch.delenv(name, raising=False)
     if verb in ("play", "serve"):  # the page is built by `make page`, which a test of words does not need
-        for name, module in (("index.html", "play"), ("lab.html", "lab")):
+        for name, module in (("world.html", "play"), ("lab.html", "lab")):
             (folder / name).touch()
             monkeypatch.setattr(f"rung.web.{module}.STATIC", folder)
         (folder / "assets").mkdir()

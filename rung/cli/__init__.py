@@ -40,7 +40,7 @@ GROUPS = {
     },
     "Use what was learned": {
         "sample": "Make samples from a run.",
-        "play": "Walk in a learned world.",
+        "play": "Try a model in the browser, or call it from a program.",
         "eval": "Evaluate a run on its eval sets.",
         "export": "Write a run's model for other programs.",
     },

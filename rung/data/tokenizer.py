@@ -49,6 +49,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """The text of ids; `end` and other special ids have none. Ids that mean nothing become U+FFFD or nothing."""
 
+    @abstractmethod
+    def name(self, id: int) -> str:
+        """What a person calls a token: its text, or its name where it is none, such as half a character."""
+
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
@@ -83,7 +87,8 @@ class Tokenizer(ABC):
         if not (folder / "tokenizer.json").is_file():
             remedy = f"save one with `tokenizer.save_pretrained`, or set dataset.tokenizer to {', '.join(KINDS)}"
             raise DataError(f"{folder} has no tokenizer.json; {remedy}", code="no-file")
-        names = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).is_file()]
+        known = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+        names = [name for name in known if (folder / name).is_file()]
         return of_files("hf", {name: parse.read_bytes(folder / name) for name in names})
 
 
@@ -151,6 +156,9 @@ class Bytes(Tokenizer):
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return bytes(int(i) for i in ids if i < 256).decode("utf-8", "replace")
 
+    def name(self, id: int) -> str:
+        return chr(id) if id < 128 else f"<0x{id:02X}>" if id < 256 else END_TOKEN
+
 
 class Characters(Tokenizer):
     """The characters that occur in the training split, in the order of their code points; no end of a document."""
@@ -181,6 +189,9 @@ class Characters(Tokenizer):
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return "".join(self.characters[int(i)] if i < self.vocab_size else LOST for i in ids)
+
+    def name(self, id: int) -> str:
+        return self.decode([id])
 
 
 class Subwords(Tokenizer):
@@ -217,6 +228,18 @@ class Subwords(Tokenizer):
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         known = [int(i) for i in ids if i < self.vocab_size]
         return str(self._inner.decode(known, skip_special_tokens=True))
+
+    def name(self, id: int) -> str:
+        text = str(self._inner.decode([id], skip_special_tokens=False)) if id < self.vocab_size else LOST
+        return str(self._inner.id_to_token(id) or f"<{id}>") if LOST in text or not text else text
+
+    def encode_markup(self, text: str) -> np.ndarray:
+        """As `encode`, but what is written like a special token becomes one: for a template, never for a text."""
+        self._inner.encode_special_tokens = False
+        try:
+            return np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+        finally:
+            self._inner.encode_special_tokens = True
 
 
 def _json(files: Mapping[str, bytes], name: str, kind: type) -> Any:

@@ -197,6 +197,14 @@ class OwnPagesOnly:
         return False
 
 
+def openai_error(message: str, status: int, code: str | None = None, param: str | None = None) -> JSONResponse:
+    """An error as OpenAI's API words it; its clients choose their exception by the status."""
+    kind = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}.get(
+        status, "invalid_request_error"
+    )
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+
+
 _FORM = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>rung</title></head><body><main><h1>rung</h1>
@@ -209,7 +217,8 @@ _MOST_LOGIN_BYTES = 4096
 
 
 class TokenGate:
-    """ASGI middleware: lets in who has given the token, known from then on by a cookie that no script can read.
+    """ASGI middleware: lets in who gives the token: a program with every request (Authorization: Bearer TOKEN), a
+    visitor once, known from then on by a cookie that no script can read.
 
     The cookie holds a random name for this server and not the token. It is sent to this address alone and with no
     request that another page makes.
@@ -225,18 +234,24 @@ class TokenGate:
             await self.app(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] == "/login":
             await (await self._login(Request(scope, receive)))(scope, receive, send)
-        elif self._is_known(Headers(scope=scope).get("cookie", "")):
+        elif self._is_known(Headers(scope=scope)):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "give the token first"})
+        elif scope["path"].startswith("/v1/"):
+            message = "give the token of this server as the API key: Authorization: Bearer TOKEN"
+            await openai_error(message, 401, "invalid_api_key")(scope, receive, send)
         elif scope["path"].startswith(("/api/", "/files/")) or scope["method"] not in ("GET", "HEAD"):
             answer = {"error": "this page asks for a token; open / and give it", "code": "token-missing"}
             await JSONResponse(answer, 401)(scope, receive, send)
         else:
             await RedirectResponse("/login", 303)(scope, receive, send)
 
-    def _is_known(self, cookies: str) -> bool:
-        given = (part.strip().partition("=") for part in cookies.split(";"))
+    def _is_known(self, headers: Headers) -> bool:
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._token):
+            return True
+        given = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         return any(
             name == self._name and hmac.compare_digest(value.encode(), self._session.encode())
             for name, _, value in given

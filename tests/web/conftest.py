@@ -24,7 +24,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    if not (STATIC / "index.html").exists():
+    if not (STATIC / "world.html").exists():
         pytest.skip("the page is not built; `make page` builds it")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -32,6 +32,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as control:
         launched = control.chromium.launch(executable_path=chromium, args=FLAGS)
+        launched.rung_path = chromium  # for tests that launch another one, with flags of their own
         yield launched
         launched.close()
 

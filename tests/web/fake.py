@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rung.recipe import View
+from rung.web.answers import Played
 from rung.web.play import play_app
 from rung.web.serve import address_of, listen, server
 
@@ -54,6 +55,8 @@ class FakeWalk:
 class FakePlayer:
     """Also notices when it is entered by two threads at once, which torch must not be."""
 
+    kind = "world"
+
     def __init__(self) -> None:
         self.num_inside = self.most_inside = 0
 
@@ -83,7 +86,7 @@ class Served:
     def __init__(
         self, player: Any, title: str = "fake/1 at step 7", port: int = 0, keep_s: float = 60, token: str | None = None
     ) -> None:
-        self.app = play_app(player, title, keep_s=keep_s, token=token)
+        self.app = play_app([Played(player, "fake/1", title)], keep_s=keep_s, token=token)
         listening = listen("127.0.0.1", port)
         self.url = address_of(listening)
         self.port: int = listening.getsockname()[1]

@@ -46,7 +46,7 @@ def put_page(checkout: Path) -> None:
     """As after a build: any page, with the stamp of these sources."""
     static = checkout / "rung" / "web" / "static"
     static.mkdir()
-    (static / "index.html").write_text("<!doctype html>")
+    (static / "world.html").write_text("<!doctype html>")
     (static / hatch_build.STAMP).write_text(hatch_build.fingerprint(checkout / "rung" / "web" / "page"))
 
 
@@ -63,7 +63,7 @@ def test_a_wheel_carries_the_built_page_and_not_its_sources(checkout: Path) -> N
     with zipfile.ZipFile(checkout / json.loads(done.stdout)) as wheel:
         names = wheel.namelist()
         (bill,) = (json.loads(wheel.read(name)) for name in names if name.endswith("sboms/rung.cdx.json"))
-    assert "rung/web/static/index.html" in names
+    assert "rung/web/static/world.html" in names
     assert "rung/web/play.py" in names
     assert not [name for name in names if "/page/" in name or "hatch_build" in name or "supply" in name]
     found = {one["name"]: one for one in bill["components"]}
@@ -128,7 +128,7 @@ def test_a_page_that_cannot_be_built_stops_the_install_and_says_what_to_do(check
 
 def test_a_build_installs_what_the_lock_names_then_bundles(checkout: Path) -> None:
     command(checkout, "node", "echo v22.12.0")
-    script = "echo $* >> asked; mkdir -p ../static; if [ $1 = run ]; then echo page > ../static/index.html; fi"
+    script = "echo $* >> asked; mkdir -p ../static; if [ $1 = run ]; then echo page > ../static/world.html; fi"
     (checkout.parent / "bin" / "mkdir").symlink_to("/bin/mkdir")
     command(checkout, "npm", script)
     page = checkout / "rung" / "web" / "page"
@@ -136,7 +136,7 @@ def test_a_build_installs_what_the_lock_names_then_bundles(checkout: Path) -> No
     assert (page / "asked").read_text().split("\n")[:2] == ["ci", "run build"]
     (page / "asked").unlink()
     assert not hatch_build.is_due(checkout)
-    (page / "index.html").write_text("other")
+    (page / "world.html").write_text("other")
     assert hatch_build.is_due(checkout)
 
 

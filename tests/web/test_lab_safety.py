@@ -63,7 +63,7 @@ def test_other_addresses_than_loopback_need_a_token_that_cannot_be_guessed(
 ) -> None:
     from rung.web import lab, play
 
-    for name in ("index.html", "lab.html"):
+    for name in ("world.html", "lab.html"):
         (tmp_path / name).touch()
     monkeypatch.setattr(lab, "STATIC", tmp_path)
     monkeypatch.setattr(play, "STATIC", tmp_path)

@@ -364,3 +364,52 @@ def test_the_page_keeps_its_own_policy(served: Served, visit: Visit) -> None:
     page.locator("[data-name=forward] .value", has_text="0.000").wait_for()
     assert page.title() == "fake/1 at step 7"
     assert page.evaluate("getComputedStyle(document.querySelector('main')).display") == "grid"
+
+
+def test_a_finger_on_a_button_walks(served: Served, browser: Any) -> None:
+    context = browser.new_context(
+        bypass_csp=True, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True
+    )
+    page = context.new_page()
+    page.goto(served.url)
+    wait(page, "stage.step > 0")
+    forward = page.locator("#touch [data-code=KeyW]")
+    forward.dispatch_event("pointerdown", {"pointerId": 1, "button": 0, "isPrimary": True, "bubbles": True})
+    wait(page, f"r >= {WRONG + 5} && g === 100")
+    page.evaluate(
+        "document.querySelector('#touch [data-code=KeyW]').dispatchEvent(new PointerEvent('pointerup', {pointerId: 1}))"
+    )
+    page.locator("[data-name=forward] .value", has_text="0.000").wait_for()
+    page.locator("#touch [data-code=KeyD]").tap()
+    wait(page, "g >= 101")
+    assert page.is_visible("#touch")
+    context.close()
+
+
+def test_a_gamepad_walks_and_turns(served: Served, visit: Visit) -> None:
+    page = visit("about:blank")
+    page.add_init_script(
+        "window.pad = {axes: [0, 0, 0, 0], buttons: []}; navigator.getGamepads = () => [null, window.pad];"
+    )
+    page.goto(served.url)
+    wait(page, "stage.step > 0")
+    page.evaluate("window.pad.axes = [0.1, -1, 0, 0]")  # what a stick that nobody touches says, and forward
+    page.locator("[data-name=forward] .value", has_text="1.000").wait_for()
+    page.locator("[data-name=right] .value", has_text="0.000").wait_for()
+    page.evaluate("window.pad.axes = [0, 0, -0.5, 0]")
+    page.locator("[data-name=turn] .value", has_text="-0.500").wait_for()
+    page.evaluate("window.pad.axes = [0, 0, 0, 0]")
+    page.locator("[data-name=turn] .value", has_text="0.000").wait_for()
+
+
+def test_a_world_says_where_one_begins(visit: Visit) -> None:
+    class Bright(FakePlayer):
+        def about(self) -> dict[str, Any]:
+            return {**super().about(), "start": {"place": 2, "offset": 5}}
+
+    served = Served(Bright())
+    page = visit(served.url)
+    wait(page, f"r === {WRONG + 5} && b === 120")
+    page = visit(f"{served.url}?place=1")
+    wait(page, f"r === {WRONG} && b === 60")
+    served.stop()

@@ -216,7 +216,7 @@ def test_a_bad_request_is_answered_with_a_sentence_and_changes_nothing(
 
 @given(st.text() | st.binary())
 def test_no_text_at_all_gets_past_the_parser_as_an_exception(text: str | bytes) -> None:
-    from rung.web.play import parse
+    from rung.web.walk import parse
 
     with pytest.raises(UserError):
         parse(text, FakePlayer().about())
@@ -323,7 +323,7 @@ def test_our_own_names_are_served(served: Served, host: str) -> None:
 
 
 def test_a_full_house_is_said_and_the_longest_gone_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rung.web.play.MOST_VISITS", 2)
+    monkeypatch.setattr("rung.web.walk.MOST_VISITS", 2)
     served = Served(FakePlayer())
     one, two = Visitor(served), Visitor(served)
     with connect(f"ws://127.0.0.1:{served.port}/walk") as socket, pytest.raises(ConnectionClosed, match="visitors"):

@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verb only looks whether there is a page; the real one has tests of its own."""
-    (tmp_path / "index.html").write_text("<!doctype html><title>page</title>")
+    (tmp_path / "world.html").write_text("<!doctype html><title>page</title>")
     monkeypatch.setattr(rung.web.play, "STATIC", tmp_path)
 
 
@@ -62,7 +62,7 @@ def refused(
 
 
 def test_it_serves_until_ctrl_c(place: Path) -> None:
-    if not (rung.web.play.STATIC / "index.html").exists():
+    if not (rung.web.play.STATIC / "world.html").exists():
         pytest.skip("the page is not built; `make page` builds it")
     process = subprocess.Popen(
         [sys.executable, "-m", "rung", "play", "playable", "--port", "0", "--no-open"],

@@ -16,10 +16,12 @@ import numpy as np
 from rung.errors import ConfigError, DataError, UserError
 from rung.random import Draw
 from rung.recipe import (
+    Answers,
     Identity,
     Input,
     Notes,
     Objective,
+    Plays,
     Prepares,
     Pretrained,
     Recipe,
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
     from rung.data.store import Store
     from rung.recipes.music.data import TrainedOn
     from rung.recipes.music.model import MusicModel
+    from rung.recipes.music.samples import Heard
 
 
-class Music(Recipe, Prepares, Reports, Pretrained):
+class Music(Recipe, Prepares, Reports, Pretrained, Plays):
     Config = keys.Config
     cfg: keys.Config
 
@@ -221,14 +224,18 @@ class Music(Recipe, Prepares, Reports, Pretrained):
     # Samples
 
     def sample(self, model: nn.Module, draw: Draw) -> Sequence[Sample]:
+        from rung.recipes.music.samples import heard_in
+
+        cfg = self.cfg.sampling
+        heard = heard_in(cfg.audio, self.store.info["codec"]["sample_rate"]) if cfg.audio else None
+        return self._sample(model, cfg, heard, draw)
+
+    def _sample(self, model: nn.Module, cfg: keys.Sampling, heard: Heard | None, draw: Draw) -> Sequence[Sample]:
         from rung.recipes.music.data import codec_of
         from rung.recipes.music.generate import SamplingParams
         from rung.recipes.music.samples import Sound, samples
 
-        cfg, codec = self.cfg.sampling, codec_of(self.store)
-        # Frames that a row of training holds in all channels.
-        size, late = self._data.context_size, max(self.delays)
-        most = size if self._delay.form == "full" else max(1, size - late)
+        codec, most, late = codec_of(self.store), self._most_frames, max(self.delays)
         num_frames = max(1, round(cfg.seconds * codec.frames_per_s)) if cfg.seconds else most
         if num_frames > most:
             longest = most / codec.frames_per_s
@@ -237,14 +244,37 @@ class Music(Recipe, Prepares, Reports, Pretrained):
         # The channels that are ahead go on as far as in training: they have never seen a clip that stops earlier.
         params = SamplingParams(
             num_frames, cfg.temperature, cfg.top_k or None, cfg.top_p, cfg.guidance, cfg.guidance_scale,
-            can_end=self._has_eos and self._masking != "codes", num_beyond=max(0, min(late, size - num_frames)),
+            can_end=self._has_eos and self._masking != "codes",
+            num_beyond=max(0, min(late, self._data.context_size - num_frames)),
         )  # fmt: skip
         sound = Sound(codec, self.num_codebooks, self.num_sides)
         texts = [cfg.prompt] * cfg.num_samples if cfg.prompt else self._held_out_texts(cfg.num_samples)
         return samples(
-            cast("MusicModel", model), sound, texts, cfg.audio, params, self.delays, self.specials, draw,
+            cast("MusicModel", model), sound, texts, heard, params, self.delays, self.specials, draw,
             knows_texts=self.has_texts,
         )  # fmt: skip
+
+    @property
+    def _most_frames(self) -> int:
+        """That a row of training holds in all channels."""
+        size = self._data.context_size
+        return size if self._delay.form == "full" else max(1, size - max(self.delays))
+
+    def player(self, model: nn.Module) -> Answers:
+        from rung.recipes.music.player import MusicPlayer
+
+        codec = self.store.info["codec"]
+        about = {
+            "sample_rate": codec["sample_rate"],
+            "most_seconds": self._most_frames * codec["hop"] / codec["sample_rate"],
+            "knows_texts": self.has_texts,
+            "examples": sorted({text for text in self._held_out_texts(8) if text}),
+        }
+
+        def make(cfg: keys.Sampling, heard: Heard | None, draw: Draw) -> Sample:
+            return self._sample(model, cfg, heard, draw)[0]  # the sound; its picture comes after it
+
+        return MusicPlayer(make, self.cfg.sampling, about)
 
     def _held_out_texts(self, num: int) -> list[str]:
         split = "validation" if "validation" in self.store.splits else "train"

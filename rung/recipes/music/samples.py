@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +46,26 @@ class Sound:
         return np.concatenate(codes, axis=1)
 
 
+class Heard(NamedTuple):
+    """A sound to continue, (samples, channels) at the codec's rate."""
+
+    name: str
+    sound: np.ndarray
+
+
+def heard_in(file: str, sample_rate: int) -> Heard:
+    """The sound file that sampling.audio names."""
+    try:
+        return Heard(one_line(Path(file).name), read_audio(Path(file), sample_rate))
+    except DataError as error:
+        raise DataError(f"sampling.audio: {one_line(error)}", code=error.code) from error
+
+
 def samples(
-    model: MusicModel, sound: Sound, texts: Sequence[str], audio: str, params: SamplingParams,
+    model: MusicModel, sound: Sound, texts: Sequence[str], heard: Heard | None, params: SamplingParams,
     delays: Sequence[int], specials: Specials, draw: Draw, *, knows_texts: bool = True,
 ) -> list[Sample]:  # fmt: skip
-    """One clip per text, all at once; with `audio` they continue that file.
+    """One clip per text, all at once; with `heard` they continue that sound.
 
     A caption says what a listener would not guess: that a text was cut, or means nothing to a model that has seen none.
     """
@@ -61,18 +76,14 @@ def samples(
         text_BL[number, : len(row)] = torch.from_numpy(row.astype(np.int64))
     lengths_B = torch.tensor([len(row) for row in rows])
     prompt, given = None, "no real audio in it"
-    if audio:
-        try:
-            heard = read_audio(Path(audio), sound.codec.sample_rate)
-        except DataError as error:
-            raise DataError(f"sampling.audio: {one_line(error)}", code=error.code) from error
+    if heard is not None:
         num_kept = params.num_frames // 2
         if not num_kept:
             problem = f"{1 / sound.codec.frames_per_s:.3g} s is one frame, which leaves nothing to continue"
             remedy = f"set sampling.seconds to {2 / sound.codec.frames_per_s:.3g} or more"
             raise ConfigError(f"{problem}; {remedy}, or leave sampling.audio out", code="too-small")
-        prompt = sound.encode(heard)[-num_kept:]  # what comes next depends on what was last
-        given = f"begins with {len(prompt) / sound.codec.frames_per_s:.3g} s of {one_line(Path(audio).name)}"
+        prompt = sound.encode(heard.sound)[-num_kept:]  # what comes next depends on what was last
+        given = f"begins with {len(prompt) / sound.codec.frames_per_s:.3g} s of {heard.name}"
     generator = draw.generator("sample", device)
     made = generate(
         model, text_BL.to(device), lengths_B.to(device), params, delays, specials, generator, prompt_TC=prompt

@@ -16,6 +16,7 @@ import numpy as np
 from rung.errors import UserError
 from rung.random import Draw
 from rung.recipe import (
+    Answers,
     Batch,
     Exports,
     Identity,
@@ -23,6 +24,7 @@ from rung.recipe import (
     Notes,
     Objective,
     Part,
+    Plays,
     Prepares,
     Pretrained,
     Recipe,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 NUM_TRIED = 64  # rows of the eval set that are looked at for one that is whole
 
 
-class Piano(Recipe, Prepares, Pretrained, Exports):
+class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
     Config = keys.Config
     cfg: keys.Config
 
@@ -197,6 +199,12 @@ class Piano(Recipe, Prepares, Pretrained, Exports):
                 code="too-large",
             )
         return prompts
+
+    def player(self, model: nn.Module) -> Answers:
+        from rung.recipes.piano.player import PianoPlayer
+
+        trained_on = self.sets.trained_on if self.cfg.data.prefix_tokens else None
+        return PianoPlayer(cast("Transformer", model), self.cfg.sampling, self.choices, trained_on)
 
     # Weights of others
 

@@ -108,6 +108,23 @@ def from_file(
         raise DataError(
             f"sampling.prompt: {one_line(path)} has no notes on the piano; give another file", code="file-empty"
         )
+    return from_notes(
+        notes, num_dropped, one_line(path.name), task, values, context_size=context_size, prefix=prefix, may_fit=may_fit
+    )
+
+
+def from_notes(
+    notes: np.ndarray,
+    num_dropped: int,
+    label: str,
+    task: Task | None,
+    values: tuple[int, ...] = (),
+    *,
+    context_size: int,
+    prefix: Sequence[int] = (),
+    may_fit: bool = False,
+) -> Prompt:
+    """The same of notes that are here; `num_dropped` were left out before."""
     notes = quantise(from_zero(notes))
     keeps_last = task is None or task.name == "continuation"  # what comes next depends on what was last
 
@@ -128,11 +145,9 @@ def from_file(
     kept = quantise(last_or_first(fits))
     if not len(kept):
         raise DataError(
-            f"sampling.prompt: no note of {one_line(path)} fits half of data.context_size={context_size}; "
-            "choose a run with a larger context",
+            f"no note of {label} fits half of data.context_size={context_size}; choose a run with a larger context",
             code="too-large",
         )
-    label = one_line(path.name)
     if len(kept) < len(notes):
         label = f"the {'last' if keeps_last else 'first'} {len(kept)} of {len(notes)} notes of {label}"
     if num_dropped:

@@ -16,12 +16,14 @@ from rung.errors import ConfigError, DataError, UserError
 from rung.random import Draw
 from rung.recipe import (
     WHOLE_DYNAMIC,
+    Answers,
     Batch,
     Identity,
     Input,
     Notes,
     Objective,
     Part,
+    Plays,
     Prepares,
     Recipe,
     Report,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from rung.recipes.speech.windows import Windows
 
 
-class Speech(Recipe, Prepares):
+class Speech(Recipe, Prepares, Plays):
     Config = keys.Config
     cfg: keys.Config
 
@@ -282,6 +284,15 @@ class Speech(Recipe, Prepares):
             asked = self._held_out(cfg.num_samples, cfg.question)
         batch = self._batch_of(asked, next(model.parameters()).device)
         return samples_of(asked, self._answers(model, batch, cfg.num_tokens, cfg.beams))
+
+    def player(self, model: nn.Module) -> Answers:
+        from rung.recipes.speech.player import SpeechPlayer
+
+        def answer(asked: Asked, num_tokens: int, beams: int) -> str:
+            batch = self._batch_of([asked], next(model.parameters()).device)
+            return self._answers(model, batch, num_tokens, beams)[0]
+
+        return SpeechPlayer(answer, self.cfg)
 
     def _held_out(self, num: int, question: str) -> list[Asked]:
         from rung.recipes.speech.samples import Asked

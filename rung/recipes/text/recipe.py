@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from rung.errors import ConfigError, DataError
 from rung.random import Draw
 from rung.recipe import (
+    Answers,
     Exports,
     Identity,
     Input,
     Objective,
     ParameterGroup,
+    Plays,
     Prepares,
     Pretrained,
     Recipe,
@@ -43,7 +45,7 @@ PREPARED = {
 }  # fmt: skip
 
 
-class Text(Recipe, Prepares, Pretrained, Exports):
+class Text(Recipe, Prepares, Pretrained, Exports, Plays):
     Config = keys.Config
     cfg: keys.Config
 
@@ -195,6 +197,12 @@ class Text(Recipe, Prepares, Pretrained, Exports):
             origin = f"the beginning of {record['id']} ({record['category']})"
             prompts.append(Prompt(self.store.arrays["tokens"][start : start + length], origin))
         return prompts
+
+    def player(self, model: nn.Module) -> Answers:
+        from rung.recipes.text.player import TextPlayer
+
+        examples = [self.tokenizer.decode(prompt.ids) for prompt in self._held_out_prompts()]
+        return TextPlayer(cast("Transformer", model), self.tokenizer, self.cfg.sampling, examples)
 
     # Preparation
 

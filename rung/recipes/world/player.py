@@ -24,6 +24,8 @@ from rung.recipes.world.stream import array_of, divisor_of
 
 
 class WorldPlayer:
+    kind = "world"
+
     def __init__(
         self,
         dreamer: Dreamer,

@@ -23,7 +23,6 @@ from rung.recipe import (
     Objective,
     ParameterGroup,
     Part,
-    Player,
     Plays,
     Prepares,
     Recipe,
@@ -31,6 +30,7 @@ from rung.recipe import (
     Reports,
     Sample,
     Stream,
+    Walkable,
 )
 from rung.recipes.world import config as keys
 
@@ -178,7 +178,7 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         num_rows, num_frames = self._sampling
         return samples(self._dreamer(model), self.store, self.scales, num_rows, num_frames, draw)
 
-    def player(self, model: nn.Module) -> Player:
+    def player(self, model: nn.Module) -> Walkable:
         from rung.recipes.world.player import WorldPlayer
 
         return WorldPlayer(self._dreamer(model), self.store, self.scales, self.intents, self.seed)

@@ -1,8 +1,8 @@
 // What the visitor chose, kept in the address of the page, so that a link or a reload shows the same.
 
 export interface Choice {
-  place: number;
-  offset: number; // where the walk began: recorded steps after the beginning of the place
+  place: number | null; // null: where the world says one begins
+  offset: number | null; // where the walk began: recorded steps after the beginning of the place; null: the same
   mode: "walk" | "follow";
   speed: number;
   fast: boolean;
@@ -13,8 +13,8 @@ export interface Choice {
 }
 
 export const FIRST: Readonly<Choice> = {
-  place: 0,
-  offset: 0,
+  place: null,
+  offset: null,
   mode: "walk",
   speed: 1,
   fast: false,
@@ -30,8 +30,8 @@ export function readChoice(search: string): Choice {
   const speed = Number(words.get("speed") ?? FIRST.speed);
   const theme = words.get("theme");
   return {
-    place: whole("place"),
-    offset: whole("offset"),
+    place: words.has("place") || words.has("offset") ? whole("place") : null,
+    offset: words.has("place") || words.has("offset") ? whole("offset") : null,
     mode: words.get("mode") === "follow" ? "follow" : "walk",
     speed: speed >= 0.25 && speed <= 3 ? speed : FIRST.speed,
     fast: words.has("fast"),
@@ -46,7 +46,7 @@ export function readChoice(search: string): Choice {
 export function writeChoice(choice: Choice): void {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(choice)) {
-    if (value !== FIRST[name as keyof Choice]) words.set(name, value === true ? "1" : String(value));
+    if (value !== null && value !== FIRST[name as keyof Choice]) words.set(name, value === true ? "1" : String(value));
   }
   const text = words.toString();
   const search = text === "" ? "" : `?${text}`;

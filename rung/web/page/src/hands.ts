@@ -26,6 +26,7 @@ const SIDEWAYS: Readonly<Record<string, Move>> = {
   ArrowRight: ["right", 1],
 };
 const PIXELS = 12; // of pointer movement between two steps that make a brisk turn
+const DEAD = 0.15; // of a stick that nobody touches
 const OWN_KEYS = /^(Arrow|Page|Home|End)/; // what a slider does with keys itself
 
 export class Hands {
@@ -36,6 +37,7 @@ export class Hands {
   private isDragging = false;
   private dx = 0;
   private dy = 0;
+  private sticks: Record<string, number> = {};
 
   constructor(
     private readonly stage: HTMLElement,
@@ -68,6 +70,7 @@ export class Hands {
     }
     sums["turn"] = (sums["turn"] ?? 0) + this.dx / PIXELS;
     sums["look"] = (sums["look"] ?? 0) - this.dy / PIXELS;
+    for (const [intent, value] of Object.entries(this.sticks)) sums[intent] = (sums[intent] ?? 0) + value;
     this.tapped.clear();
     this.dx = this.dy = 0;
     const wanted: Record<string, number> = {};
@@ -76,6 +79,42 @@ export class Hands {
       if (value !== 0 && this.intents.includes(intent)) wanted[intent] = Math.round(1e4 * value) / 1e4;
     }
     return wanted;
+  }
+
+  /** Buttons that hold the key they name while a finger is on them. */
+  touch(buttons: HTMLElement): void {
+    for (const button of buttons.querySelectorAll<HTMLElement>("[data-code]")) {
+      const code = button.dataset["code"]!;
+      button.addEventListener("pointerdown", (event) => {
+        event.preventDefault();
+        event.stopPropagation(); // to the picture it would be the beginning of a drag
+        button.setPointerCapture(event.pointerId);
+        this.held.add(code);
+        this.tapped.add(code);
+        this.moved();
+      });
+      for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) {
+        button.addEventListener(name, () => this.held.delete(code));
+      }
+      button.addEventListener("contextmenu", (event) => event.preventDefault());
+    }
+  }
+
+  /** Where the sticks of a gamepad are now; the left one walks, the right one turns and looks. */
+  readGamepad(): void {
+    const pad = navigator.getGamepads?.().find((one) => one !== null);
+    const axis = (index: number): number => {
+      const value = pad?.axes[index] ?? 0;
+      return Math.abs(value) < DEAD ? 0 : value;
+    };
+    const button = (index: number): number => Number(pad?.buttons[index]?.pressed ?? false);
+    const [side, ahead] = [axis(0) + button(15) - button(14), -axis(1) + button(12) - button(13)];
+    this.sticks = { right: side, forward: ahead, turn: axis(2), look: -axis(3) };
+    if (!this.intents.includes("right")) {
+      this.sticks["turn"] = this.sticks["turn"]! + side;
+      this.sticks["right"] = 0;
+    }
+    if (Object.values(this.sticks).some((value) => value !== 0)) this.moved();
   }
 
   letGo(): void {

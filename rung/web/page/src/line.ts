@@ -14,6 +14,7 @@ export interface About {
   controls: Channel[];
   intents: string[];
   places: { label: string; length: number }[];
+  start?: { place: number; offset: number }; // where a visitor who asks for no place begins
 }
 
 export interface Hello {

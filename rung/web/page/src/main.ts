@@ -6,8 +6,9 @@ import { Clip, saveStill } from "./clip";
 import { Hands } from "./hands";
 import { type About, type Head, type Hello, Line, type Pictures, type Wish } from "./line";
 import { Pace, Rate } from "./pace";
-import { find, Panel } from "./panel";
+import { Panel } from "./panel";
 import { Picture } from "./picture";
+import { find, say, setStatus } from "./shell";
 
 const choice = readChoice(location.search);
 const stage = find("stage");
@@ -16,7 +17,9 @@ const bars = new Bars(find("channels"), find("clamped"));
 const clip = new Clip(picture.canvas);
 const shown = new Rate();
 const hands = new Hands(stage, moved);
+hands.touch(find("touch"));
 const pace = new Pace(() => {
+  hands.readGamepad();
   const isAsked = line.ask(wish);
   stage.dataset["underWay"] = String(line.underWay);
   return isAsked;
@@ -43,8 +46,8 @@ let isAtEnd = false;
 function wish(): Wish {
   return {
     walk,
-    place: choice.place,
-    offset: choice.offset,
+    place: choice.place ?? 0,
+    offset: choice.offset ?? 0,
     mode: choice.mode,
     intent: choice.mode === "walk" ? hands.take(choice.speed) : {},
     coding: choice.compress ? "jpeg" : "auto",
@@ -112,7 +115,7 @@ function begin(place: number, offset: number): void {
 function setMode(mode: "walk" | "follow"): void {
   if (mode === choice.mode) return;
   choice.mode = mode;
-  if (isAtEnd) begin(choice.place, mode === "follow" ? 0 : choice.offset);
+  if (isAtEnd) begin(choice.place ?? 0, mode === "follow" ? 0 : choice.offset ?? 0);
   panel.show();
   changed();
   pace.owe(1);
@@ -124,7 +127,7 @@ function moved(): void {
 }
 
 function pause(isPaused = !pace.isPaused): void {
-  if (!isPaused && isAtEnd) begin(choice.place, 0);
+  if (!isPaused && isAtEnd) begin(choice.place ?? 0, 0);
   pace.isPaused = isPaused;
   panel.showPause(isPaused);
 }
@@ -148,20 +151,8 @@ function toggleClip(): void {
 }
 
 function fileName(): string {
-  const label = about?.places[choice.place]?.label ?? "";
+  const label = about?.places[choice.place ?? 0]?.label ?? "";
   return `${title} ${label} ${last?.step ?? 0}`.replaceAll(/[^\w.-]+/g, "-");
-}
-
-function say(text: string): void {
-  const message = find("message");
-  message.textContent = text;
-  message.hidden = text === "";
-}
-
-function setStatus(state: string, text: string): void {
-  const status = find("status");
-  status.dataset["state"] = state;
-  status.textContent = text;
 }
 
 function showRates(): void {

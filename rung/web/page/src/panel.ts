@@ -3,6 +3,7 @@
 import type { Choice } from "./address";
 import { isElsewhere } from "./hands";
 import type { About } from "./line";
+import { fillHelp, find } from "./shell";
 
 export interface Actions {
   changed(): void; // of anything in the choice but the place
@@ -13,12 +14,6 @@ export interface Actions {
   clip(): void;
   still(): void;
   hold(): void;
-}
-
-export function find<T extends HTMLElement>(id: string): T {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`the page has no #${id}`);
-  return found as T;
 }
 
 const HELP: [string, string][] = [
@@ -37,6 +32,7 @@ const HELP: [string, string][] = [
   ["M", "hold the mouse, to look around; Esc lets go"],
   ["C", "record a clip; again to save it"],
   ["P", "save a picture"],
+  ["Gamepad", "left stick walks, right stick turns and looks"],
   ["Esc", "from a slider or list back to the picture"],
   ["H  ?", "this list"],
 ];
@@ -48,12 +44,13 @@ export class Panel {
   private readonly speed = find<HTMLInputElement>("speed");
   private readonly help = find<HTMLDialogElement>("help");
   private places: About["places"] = [];
+  private start = { place: 0, offset: 0 };
 
   constructor(
     private readonly choice: Choice,
     private readonly actions: Actions,
   ) {
-    find("help-keys").append(...HELP.map(([keys, meaning]) => helpRow(keys, meaning)));
+    fillHelp(HELP, "Drag over the picture, or hold the mouse with M, to turn and look.");
     this.buttons();
     this.sliders();
     addEventListener("keydown", (event) => this.key(event));
@@ -65,7 +62,9 @@ export class Panel {
     this.places = about.places;
     const options = about.places.map((place, index) => new Option(`${place.label} (${place.length} steps)`, String(index)));
     this.place.replaceChildren(...options);
-    this.choice.place = Math.min(this.choice.place, about.places.length - 1);
+    this.start = about.start ?? { place: 0, offset: 0 };
+    this.choice.place = Math.min(this.choice.place ?? this.start.place, about.places.length - 1);
+    this.choice.offset ??= this.startOf(this.choice.place);
     this.choice.offset = Math.min(this.choice.offset, this.lastOffset());
     this.show();
   }
@@ -73,9 +72,9 @@ export class Panel {
   /** Puts the choice into all buttons and sliders. */
   show(): void {
     const { choice } = this;
-    this.place.value = String(choice.place);
+    this.place.value = String(choice.place ?? 0);
     this.offset.max = String(this.lastOffset());
-    this.showOffset(choice.offset);
+    this.showOffset(choice.offset ?? 0);
     this.speed.value = String(choice.speed);
     find("speed-value").textContent = `${choice.speed.toFixed(2)}${choice.speed > 1 ? ", beyond most of the data" : ""}`;
     for (const name of ["fast", "smooth", "compress"] as const) find<HTMLInputElement>(name).checked = choice[name];
@@ -102,15 +101,19 @@ export class Panel {
     find("clip").firstChild!.textContent = isOn ? "Stop and save " : "Record a clip ";
   }
 
+  private startOf(place: number): number {
+    return place === this.start.place ? this.start.offset : 0;
+  }
+
   private lastOffset(): number {
-    return Math.max((this.places[this.choice.place]?.length ?? 1) - 1, 0);
+    return Math.max((this.places[this.choice.place ?? 0]?.length ?? 1) - 1, 0);
   }
 
   private buttons(): void {
     const { actions, choice } = this;
     const click = (id: string, action: () => void): void => find(id).addEventListener("click", action);
     click("pause", actions.pause);
-    click("again", () => actions.begin(choice.place, choice.offset));
+    click("again", () => actions.begin(choice.place ?? 0, choice.offset ?? 0));
     click("mode-walk", () => actions.setMode("walk"));
     click("mode-follow", () => actions.setMode("follow"));
     click("difference", () => this.toggle("difference"));
@@ -127,9 +130,9 @@ export class Panel {
   }
 
   private sliders(): void {
-    this.place.addEventListener("change", () => this.actions.begin(Number(this.place.value), 0));
+    this.place.addEventListener("change", () => this.goTo(Number(this.place.value)));
     this.offset.addEventListener("input", () => this.showOffset(Number(this.offset.value)));
-    this.offset.addEventListener("change", () => this.actions.begin(this.choice.place, Number(this.offset.value)));
+    this.offset.addEventListener("change", () => this.actions.begin(this.choice.place ?? 0, Number(this.offset.value)));
     this.speed.addEventListener("input", () => this.setSpeed(Number(this.speed.value)));
   }
 
@@ -150,7 +153,7 @@ export class Panel {
 
   private goTo(place: number): void {
     const num = this.places.length;
-    if (num > 0) this.actions.begin((place + num) % num, 0);
+    if (num > 0) this.actions.begin((place + num) % num, this.startOf((place + num) % num));
   }
 
   private key(event: KeyboardEvent): void {
@@ -160,9 +163,9 @@ export class Panel {
     const commands: Record<string, () => void> = {
       " ": actions.pause,
       ".": actions.step,
-      backspace: () => actions.begin(choice.place, choice.offset),
-      "[": () => this.goTo(choice.place - 1),
-      "]": () => this.goTo(choice.place + 1),
+      backspace: () => actions.begin(choice.place ?? 0, choice.offset ?? 0),
+      "[": () => this.goTo((choice.place ?? 0) - 1),
+      "]": () => this.goTo((choice.place ?? 0) + 1),
       "-": () => this.setSpeed(choice.speed - 0.25),
       "+": () => this.setSpeed(choice.speed + 0.25),
       "=": () => this.setSpeed(choice.speed + 0.25), // + without shift, on many keyboards
@@ -196,19 +199,4 @@ export class Panel {
 
 function press(id: string, isPressed: boolean): void {
   find(id).setAttribute("aria-pressed", String(isPressed));
-}
-
-function helpRow(keys: string, meaning: string): HTMLElement {
-  const row = document.createElement("tr");
-  const [left, right] = [document.createElement("th"), document.createElement("td")];
-  for (const word of keys.split(" ")) left.append(word === "" || word === "and" ? `${word} ` : kbd(word), " ");
-  right.textContent = meaning;
-  row.append(left, right);
-  return row;
-}
-
-function kbd(text: string): HTMLElement {
-  const made = document.createElement("kbd");
-  made.textContent = text;
-  return made;
 }
