@@ -102,7 +102,8 @@ class World:
         if error is not None:
             raise error
         if told is not None:
-            raise UserError(told[0], code=told[1])
+            text, code = told
+            raise UserError(text, code=code)
 
     def wait(self) -> None:
         """Until every rank has come here."""
@@ -150,8 +151,8 @@ class World:
             what = f"rank {self.rank} lost another rank while it waited for {self.watchdog.broken_in}"
             return RankError(f"{what} ({error_text(error)}); that rank was killed, or its machine is gone: see its log")
         self.watchdog.wait_until_gone(other["rank"], 5.0)
-        text = other["text"] if other["code"] else f"rank {other['rank']} failed: {other['text']}"
-        return RankError(text, code=other["code"] or None)
+        text, code = other["text"], other["code"]
+        return RankError(text, code=code) if code else RankError(f"rank {other['rank']} failed: {text}")
 
     def leave(self, is_orderly: bool = True) -> None:
         """Ends the connection; orderly when all ranks come here, as they do unless one has failed."""

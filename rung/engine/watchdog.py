@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rung import parse
 from rung.text import write
 
 LOOK_S = 0.5
@@ -83,7 +84,7 @@ class Watchdog:
             while not (is_there := self._store.check(["failed"])) and time.monotonic() < end_s:
                 time.sleep(0.1)
             if is_there:
-                word: dict[str, Any] = json.loads(self._store.get("failed"))
+                word: dict[str, Any] = parse.loose_json(self._store.get("failed"))
                 return word if word["rank"] != self._rank else None
         return None
 
@@ -116,7 +117,7 @@ class Watchdog:
 
     def _stall(self, waited_s: float, what: str) -> None:
         mine = json.dumps({"rank": self._rank})
-        first = json.loads(self._store.compare_set("stalled", "", mine))["rank"]
+        first = parse.loose_json(self._store.compare_set("stalled", "", mine))["rank"]
         if first != self._rank:
             return self._answer()
         here = {self._rank: self._stacks()}
