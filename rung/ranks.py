@@ -22,6 +22,7 @@ from rung.errors import ConfigError, UserError
 from rung.text import write
 
 if TYPE_CHECKING:
+    from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import SubprocessContext
 
     from rung.engine.config import Engine
@@ -37,11 +38,11 @@ MOST_LINES = 40  # of what a rank that failed had printed
 def is_started() -> bool:
     """Whether this process is a rank that `run_ranks` started; it ends when that process does."""
     launcher = os.environ.get(LAUNCHER)
-    if launcher is None:
+    if launcher is None or os.getppid() != int(launcher):
         return False
     with contextlib.suppress(AttributeError, OSError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != int(launcher):
+    if os.getppid() != int(launcher):  # it ended before it could be asked
         sys.exit(128 + signal.SIGTERM)
     return True
 
@@ -108,7 +109,7 @@ def run_ranks(nproc: int, words: Sequence[str]) -> int:
         assert isinstance(context, SubprocessContext)
         try:
             with forwarding(context):
-                codes = _codes(context)
+                codes = _codes(context, store)
         finally:
             context.close(signal.SIGKILL)
         failed = {rank: code for rank, code in codes.items() if code}
@@ -124,14 +125,18 @@ def run_ranks(nproc: int, words: Sequence[str]) -> int:
         return failed[worst] if failed[worst] > 0 else 128 - failed[worst]
 
 
-def _codes(context: SubprocessContext) -> dict[int, int]:
+def _codes(context: SubprocessContext, store: TCPStore) -> dict[int, int]:
     """Exit codes by rank, in the order in which ranks ended; after a failure the others have some time to do so too."""
+    from rung.engine.watchdog import tell_of_killed
+
     codes: dict[int, int] = {}
     last_s: float | None = None
     while len(codes) < context.nprocs:
         for rank, handler in context.subprocess_handlers.items():
             if rank not in codes and (code := handler.proc.poll()) is not None:
                 codes[rank] = code
+                if code < 0:  # it could leave no word to those that wait for it
+                    tell_of_killed(store, rank, f"it was ended by {signal.Signals(-code).name}")
         if last_s is None and any(codes.values()):
             last_s = time.monotonic() + GRACE_S
         if last_s is not None and time.monotonic() > last_s:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rung.engine.config import Ddp
 from rung.engine.prefetch import BatchLayout
-from rung.engine.watchdog import Watchdog
+from rung.engine.watchdog import Watchdog, store_of
 from rung.errors import ConfigError, UserError
 from rung.text import error_text
 
@@ -201,8 +201,8 @@ def join(device: torch.device, ddp: Ddp) -> World:
     timeout = timedelta(seconds=1.5 * limit_s + 60) if limit_s else timedelta(days=365)
     dist.init_process_group(backend, timeout=timeout)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # each restart of torchrun begins without words
-    store = dist.PrefixStore(f"rung/{attempt}", dist.TCPStore(address, port, is_master=False))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = store_of(attempt, dist.TCPStore(address, port, is_master=False))
     watchdog = Watchdog(rank, size, store, limit_s)
     world = World(rank, size, device, watchdog)
     atexit.register(watchdog.say_gone)

@@ -29,6 +29,18 @@ ANSWER_S = 10.0  # in which a rank that is asked where it stands answers, if it 
 FOLLOW_S = 10.0  # in which a rank notices by itself that another one has failed
 
 
+def store_of(attempt: str, store: dist.Store) -> dist.Store:
+    """The part of the store where words are left; a restart by torchrun begins without any."""
+    return dist.PrefixStore(f"rung/{attempt}", store)
+
+
+def tell_of_killed(store: dist.Store, rank: int, text: str) -> None:
+    """Leaves word for a rank that cannot; for whoever started the ranks."""
+    words = store_of("0", store)
+    words.compare_set("failed", "", json.dumps({"rank": rank, "text": text, "code": ""}))
+    words.set(f"gone/{rank}", "")
+
+
 class Watchdog:
     def __init__(self, rank: int, size: int, store: dist.Store, limit_s: float | None) -> None:
         """`store` is a connection of its own: one that waits for a key keeps others from asking."""
