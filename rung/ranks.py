@@ -96,6 +96,7 @@ def run_ranks(nproc: int, words: Sequence[str]) -> int:
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to it, also the first
+        "TORCHELASTIC_RESTART_COUNT": "0",
         LAUNCHER: str(os.getpid()),
     }
     if "OMP_NUM_THREADS" not in os.environ:  # or each rank would take all cores

@@ -264,6 +264,7 @@ def test_buckets_start_during_the_backward(monkeypatch: pytest.MonkeyPatch) -> N
     buckets.begin()
     layers(torch.ones(2, 5)).sum().backward()
     assert started == [2, 4, 6, 8, 10, 12]  # parameters whose gradients were there
+    assert buckets.num_bytes == 6 * 4 * (32 + 16)  # 25 and 5 numbers, each to a multiple of 16
 
 
 def test_rows_that_do_not_divide_are_refused_with_a_remedy() -> None:
