@@ -110,8 +110,9 @@ def train(
         slow += f"; system.dtype={values['system.dtype']} is slow on most CPUs, float32 is not"
     with patience(slow) if display else contextlib.nullcontext():
         setup = build(resolved.config, resolved.recipe_class, root)
-        checked = check_before(setup, resolved.recipe) if check else []
-    with StopRequest() as asked:
+        with setup.world.telling():
+            checked = check_before(setup, resolved.recipe) if check else []
+    with StopRequest() as asked, setup.world.telling():
         record = None
         if setup.world.is_first:
             record = Record.create(
@@ -200,8 +201,9 @@ def resume(
             code="wrong-state",
         )
     setup = build(resolved.config, resolved.recipe_class, root, is_new=False)
-    restore(setup, saved, evaluated={row["step"] for row in found.evals()})
-    with StopRequest() as asked:
+    with setup.world.telling():
+        restore(setup, saved, evaluated={row["step"] for row in found.evals()})
+    with StopRequest() as asked, setup.world.telling():
         record = None
         opening = [f"{found.id} resumes at step {step}", *since.lines(found.id), *setup.chosen]
         if since.edits:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from rung.recipe import Plays, Recipe
 from rung.runs.failure import failure_of
 from rung.runs.query import Run, ref
 from rung.runs.record import read_document
-from rung.text import error_text
+from rung.text import error_text, write
 from rung.units import count, duration
 
 if TYPE_CHECKING:
@@ -99,19 +100,24 @@ class Followers:
 
 def check_before(setup: Setup, recipe: str) -> list[Result]:
     """The quick form of `rung check`; raises UserError where a check fails."""
-    if setup.world.size > 1:  # ranks would have to take part in what looks at gradients
-        return []
     from rung.doctor.preflight.checks import quick
 
-    results = quick(setup)
+    results: list[Result] = []
+    problem: UserError | None = None
+    try:
+        if setup.world.is_first:  # checks exchange nothing between ranks, and all have the same weights and data
+            results = quick(setup)
+    except UserError as error:
+        problem = error
     failed = [result for result in results if result.level == "fail"]
     if failed:
         lines = "\n".join(f"  {one.name}: {one.seen}; {one.remedy}" for one in failed)
-        raise UserError(
+        problem = UserError(
             f"{len(failed)} of {len(results)} checks before step 0 failed; nothing was started:\n{lines}\n"
             f"`rung check {recipe}` shows them all; --no-check trains anyway",
             code="check-failed",
         )
+    setup.world.raise_together(problem)
     return results
 
 
@@ -161,18 +167,16 @@ def train_to_end(
 
     from rung.doctor.live import live_doctor
     from rung.engine.loop import Outcome, fit
+    from rung.engine.parallel import RankError
 
-    # The folder and the id of the run, as the first rank has them.
-    shared = [None if record is None else (str(record.path), record.id)]
-    if setup.world.size > 1:
-        from torch import distributed
-
-        distributed.broadcast_object_list(shared)
-    assert shared[0] is not None
-    run_path, run_id = shared[0]
+    world = setup.world
     outcome = Outcome("crashed", "an error of rung or of the recipe")
     show: Display = Silent()
     try:
+        # The folder and the id of the run, as the first rank has them.
+        run_path, run_id = world.from_first(None if record is None else (str(record.path), record.id))
+        if world.watchdog is not None:
+            world.watchdog.start(Path(run_path) / "stalls", partial(end_stalled, setup, record))
         if record is not None:
             baselines = {name: stream.baselines for name, stream in setup.streams.items()}
             show = make_display(setup.num_steps, setup.cfg.logging.log_interval, baselines)
@@ -180,9 +184,15 @@ def train_to_end(
         outcome = fit(setup, record, show, None if record is None else live_doctor(record.path), asked)
     except UserError as error:  # a full disk, say: the run can continue once it is fixed
         outcome = Outcome("stopped", str(error))
+        world.explain(error)
         raise
     except BaseException as error:
         outcome = Outcome("crashed", error_text(error))
+        if (failed := world.explain(error)) is not None:
+            outcome = (
+                Outcome("crashed", str(failed)) if failed.code == RankError.code else Outcome("stopped", str(failed))
+            )
+            raise failed from None
         if isinstance(error, SystemExit):  # with 0 it would look like a success to whoever waits for the process
             outcome = Outcome("crashed", f"the recipe called sys.exit({error.code or 0})")
             raise RecipeError(
@@ -207,7 +217,7 @@ def train_to_end(
     finally:
         show.close()
         is_failing = sys.exc_info()[0] is not None
-        setup.world.leave()
+        world.leave(is_orderly=not is_failing)
         if record is not None:
             totals = asdict(setup.state.progress)
             try:
@@ -227,6 +237,16 @@ def train_to_end(
     run = Run(record.path, read_document(record.path))
     run.stop_signal = outcome.signal
     return run
+
+
+def end_stalled(setup: Setup, record: Record | None, why: str) -> None:
+    """Ends the record of a run whose ranks wait for one that does not come; called from the watchdog's thread."""
+    if record is None:
+        return
+    step = setup.state.progress.step
+    record.event("stall", step=step, why=why)
+    record.finish("crashed", reason=why, last_step=step, totals=asdict(setup.state.progress))
+    write(sys.stderr, f"rung: {why} [stalled]\n")
 
 
 def next_commands(setup: Setup, record: Record, name: str) -> list[str]:

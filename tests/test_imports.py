@@ -45,6 +45,7 @@ ALLOWED = {
         "progress",
     },
     "evaluation": {"engine", "recipe", "runs"},
+    "ranks": {"engine"},
     "progress": set(),
     "wandb": {"script"},
     "recipes": {"nn", "data", "recipe", "config"},

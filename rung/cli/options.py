@@ -57,6 +57,9 @@ mirror_option = click.option(
     "--mirror", "mirrors", multiple=True, type=click.Choice(["wandb", "tensorboard"]),
     help="Also write it for this tracker, offline; may be repeated.",
 )  # fmt: skip
+nproc_option = click.option(
+    "--nproc", type=click.IntRange(1), default=1, metavar="N", help="Train in N processes, each on a GPU of its own."
+)
 remote_option = click.option(
     "--remote", metavar="URL", help="Also send the run to object storage, after each save and at the end."
 )

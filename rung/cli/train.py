@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rung import parse
-from rung.cli.options import config_option, mirror_option, remote_option, runs_option, trust_option
+from rung.cli.options import config_option, mirror_option, nproc_option, remote_option, runs_option, trust_option
 from rung.errors import UserError
 from rung.runs.query import Run, open_run
 
@@ -25,6 +25,7 @@ from rung.runs.query import Run, open_run
 @click.option(
     "--check/--no-check", "checks", default=True, help="Look for mistakes before step 0, as `rung check` does."
 )
+@nproc_option
 @click.option("--sweep", "point", hidden=True, help="NAME:KEY, the point of a sweep that this run is.")
 @mirror_option
 @remote_option
@@ -32,8 +33,8 @@ from rung.runs.query import Run, open_run
 @runs_option
 def command(
     recipe: str | None, overrides: tuple[str, ...], files: tuple[Path, ...], parent: str | None, why: str | None,
-    experiment: str | None, tags: tuple[str, ...], checks: bool, point: str | None, mirrors: tuple[str, ...],
-    remote: str | None, root: Path,
+    experiment: str | None, tags: tuple[str, ...], checks: bool, nproc: int, point: str | None,
+    mirrors: tuple[str, ...], remote: str | None, root: Path,
 ) -> None:  # fmt: skip
     """Train RECIPE and record everything about it under runs/.
 
@@ -48,9 +49,9 @@ def command(
       rung train piano eval_only=true init_from=piano/6
       rung train piano --mirror tensorboard
       rung train piano --remote s3://bucket/lab
-      torchrun --nproc-per-node 2 -m rung train piano
+      rung train piano preset=gpt2 --nproc 8
     """
-    from rung import api
+    from rung import api, ranks
     from rung.progress import make_display, patience
     from rung.resolve import resolve
 
@@ -61,6 +62,10 @@ def command(
         raise UserError("which recipe? (`rung recipes` lists them), or --parent RUN", code="missing-recipe")
     with patience("loading torch and the recipe"):
         resolved = resolve(recipe, overrides, files, parent=base, runs=root)
+    if nproc > 1 and not ranks.is_started():
+        ranks.check_nproc(nproc, resolved.config.values["system.device"])
+        ranks.check_rows(nproc, resolved.config.view("engine"))
+        sys.exit(ranks.run_ranks(nproc, sys.argv[1:]))
     if resolved.config.values["eval_only"]:
         from rung.cli.eval import print_results
 

@@ -152,7 +152,7 @@ def build(
         torch.set_num_threads(cfg.system.threads)
     if cfg.system.deterministic:
         torch.use_deterministic_algorithms(True)
-    world = join(device, cfg.ddp.backend)
+    world = join(device, cfg.ddp)
     precision = Precision(cfg.system.dtype, world.device)
 
     recipe = recipe_class(config.view("recipe"), cfg.seed)
@@ -300,11 +300,6 @@ def restore(setup: Setup, save: Path | checkpoint.Saved, evaluated: Container[in
 
 def _check_ranks(cfg: Engine, world: World) -> None:
     """What several processes cannot do together."""
-    if cfg.guard.policy == "rollback":
-        raise ConfigError(
-            f"guard.policy=rollback works in one process, this run has {world.size} ranks; use guard.policy=skip",
-            code="options-conflict",
-        )
     cadences = {
         "eval_interval": cfg.eval_interval,
         "sample_interval": cfg.sample_interval,

@@ -35,7 +35,13 @@ class System:
 @dataclass
 class Ddp:
     backend: Literal["auto", "nccl", "gloo"] = key(
-        "auto", "How ranks talk under torchrun; auto: nccl on GPUs, else gloo."
+        "auto", "How ranks talk to each other; auto: nccl on GPUs, else gloo."
+    )
+    timeout_minutes: float = key(
+        30.0,
+        "How long a rank may wait for the others before the run ends with the stacks of all; longer than a save and "
+        "samples take, which the first rank makes alone; 0 = forever.",
+        low=0,
     )
 
 
@@ -151,7 +157,7 @@ class Engine:
         "Hugging Face folder, or a nanoGPT file.",
     )
     system: System = section(System, "The machine.")
-    ddp: Ddp = section(Ddp, "Several processes under torchrun.")
+    ddp: Ddp = section(Ddp, "Several processes, of torchrun or of --nproc.")
     data: Data = section(Data, "Batches.")
     optimizer: Optimizer = section(Optimizer, "The update.")
     lr: Lr = section(Lr, "The learning rate, a function of the step over the declared horizon.")

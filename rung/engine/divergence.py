@@ -41,11 +41,10 @@ class DivergenceHandler:
         self._policy, self._most = setup.cfg.guard.policy, setup.cfg.guard.most
         lag = LAG + 2 if setup.world.device.type == "cuda" or setup.world.size > 1 else 2
         self._recent: deque[StepInputs] = deque(maxlen=lag)
-        # All ranks put a capture into the folder of the run, which only the first rank knows.
-        folder: list[Any] = [None if record is None else str(record.path / "captures")]
-        if setup.world.size > 1:
-            torch.distributed.broadcast_object_list(folder)
-        self._folder = Path(folder[0]) if folder[0] else None
+        # All ranks put a capture into the folder of the run, which only the first rank knows, and go back to its saves.
+        run = setup.world.from_first(None if record is None else str(record.path))
+        self._folder = Path(run) / "captures" if run else None
+        self._saves = Checkpoints(Path(run) / "checkpoints") if run else None
         self._odd: set[str] = set()
         self._odd = set(self.broken_weights())  # not finite from the start, as a mask that is kept as a parameter
         if record is not None:
@@ -84,17 +83,18 @@ class DivergenceHandler:
                 record.event("skip", step=error.step, why=str(error))
             message = f"{error}; its batch is left out (guard.policy=skip, {self._num_recoveries} so far)"
         else:  # to the last save, and past the data up to the bad batch: other weights meet other rows
-            assert record is not None
-            saves = Checkpoints(record.path / "checkpoints")
-            earlier = [step for step in saves.steps() if step <= error.step]
+            assert self._saves is not None
+            steps = self._saves.steps()
+            earlier = setup.world.from_first([step for step in steps if step <= error.step])  # (disks may lag behind)
             if not earlier:
                 return ""
             position = progress.position + num_rows
-            restore(setup, saves.at(earlier[-1]))
+            restore(setup, self._saves.at(earlier[-1]))
             setup.state.progress.position = position
             self._recent.clear()  # their steps will come again, with other rows
-            record.rewind()
-            record.event("rollback", step=error.step, to=earlier[-1], position=position, why=str(error))
+            if record is not None:
+                record.rewind()
+                record.event("rollback", step=error.step, to=earlier[-1], position=position, why=str(error))
             message = f"{error}; back to the save of step {earlier[-1]}, with the data after it (guard.policy=rollback)"
         guard.open()
         guard.arm(setup.state.progress.step)
@@ -109,6 +109,8 @@ class DivergenceHandler:
         is_begun = any(held.step == step for held in self._recent)
         if isinstance(error, UserError | torch.OutOfMemoryError) or not is_begun or not stepper.is_own:
             return
+        if self._setup.world.watchdog is not None and self._setup.world.watchdog.is_broken:
+            return  # another rank failed, not this step
         with contextlib.suppress(Exception):  # whatever goes wrong here, `error` is what the user must see
             if stepper.guard.latch.item():
                 return  # an earlier step was bad already, and the state is that before it

@@ -111,9 +111,7 @@ class Evaluator:
                 sums.add(summed, measured)
         names = sums.names
         if self._world.size > 1:  # a rank without rows has seen no part; all ranks must sum the same ones
-            gathered: list[list[str]] = [[] for _ in range(self._world.size)]
-            torch.distributed.all_gather_object(gathered, names)
-            names = list(dict.fromkeys(name for some in gathered for name in some))
+            names = list(dict.fromkeys(name for some in self._world.from_all(names) for name in some))
         packed = self._world.sum_(sums.packed(names)).tolist()
         result = {name: value / count for name, (value, count) in zip(names, packed, strict=True) if count}
         total, num_targets = packed[names.index("loss")]

@@ -30,6 +30,7 @@ from rung.engine.state import set_training
 from rung.errors import DataError
 from rung.runs.record import Record
 
+COMPARE_STEPS = 500  # between looks, besides those at saves, at whether all ranks have the same weights
 BUFFER_STEPS = 3  # after which it is known which buffers a forward writes into
 
 
@@ -98,7 +99,8 @@ def fit(
                 if any(now):
                     # A row that is still on its way may say that the updates stopped some steps ago, and what is in no
                     # row before a save would be missing from the record after a resume.
-                    read(guarded.rows(wait=True))
+                    with setup.world.waiting("the numbers of earlier steps", exchanges=False):
+                        read(guarded.rows(wait=True))
                 if now.save:
                     save()
                 if now.eval and progress.step not in progress.eval_steps[-1:]:
@@ -154,8 +156,11 @@ def fit(
                 progress.step += 1
                 progress.position += setup.layout.rows_per_step
                 guarded.push(step, host, scalars, tables)
-                read(guarded.rows())
-                recorder.compare_ranks(progress.step)
+                # The device may be waiting for other ranks.
+                with setup.world.waiting("the numbers of earlier steps", exchanges=False):
+                    read(guarded.rows())
+                if progress.step % COMPARE_STEPS == 0 or step == first_step:
+                    recorder.compare_ranks()
                 collector.after_step(step)
                 if step == first_step + BUFFER_STEPS:
                     guarded.guard.forget_still_buffers()

@@ -8,7 +8,7 @@ random numbers and are compared row by row; the interval comes from a bootstrap 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from rung.engine.step import seed_torch
 from rung.errors import RecipeError
 from rung.random import Draw, key_of
 from rung.recipe import Batch, Input, Loss, Stream
+from rung.text import error_text
+
+T = TypeVar("T")
 
 SCALES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 OFTEN, SELDOM = 5, 5  # at the first five evals after the warm-up, then at every fifth
@@ -37,34 +40,58 @@ def probe(setup: Setup) -> dict[str, float]:
     """What there is to know at this state, as rows of the record name it; nothing when it is not the time."""
     progress = setup.state.progress
     after_warmup = sum(step > setup.schedule.warmup_steps for step in progress.eval_steps)
-    if setup.world.size > 1 or not after_warmup or (after_warmup > OFTEN and after_warmup % SELDOM):
-        return {}  # several ranks would have to take the trial step together
+    if not after_warmup or (after_warmup > OFTEN and after_warmup % SELDOM):
+        return {}
     found: dict[str, float] = {}
-    inputs, streams = setup.recipe.inputs(), setup.evaluator.streams
-    if inputs and streams:
+
+    def ablate_inputs() -> None:
+        inputs, streams = setup.recipe.inputs(), setup.evaluator.streams
+        if not (inputs and streams and setup.world.is_first):  # exchanges nothing, so one rank is enough
+            return
         batch, draw = held_out(next(iter(streams.values())), NUM_ROWS, setup.cfg.seed, setup.world.device)
         # What this changes has just been told of the eval, which runs the same code.
         with pure(setup.state), eval_mode(setup.state.model), setup.precision.autocast():
             rises = ablate(setup.stepper.objectives[0].plain_loss, batch, draw, inputs)
         for name, (mean, low, high) in rises.items():
             key = f"probe/without_{name}"
-            found |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+            found.update({key: mean, f"{key}_low": low, f"{key}_high": high})
+
+    _on_all_ranks(setup, ablate_inputs)
     if after_warmup <= OFTEN and (setup.num_steps is None or progress.step < 0.8 * setup.num_steps):
         found["probe/k"] = best_scale(setup)
     return found
 
 
+class ProbeError(Exception):
+    """A probe that failed on one of several ranks, which all know it and go on together."""
+
+
+def _on_all_ranks(setup: Setup, work: Callable[[], T]) -> T:
+    """What `work` gives; where it fails on one rank, all ranks leave the probe."""
+    if setup.world.size == 1:
+        return work()
+    try:
+        done, error = work(), ""
+    except Exception as problem:
+        done, error = None, error_text(problem)
+    if failed := [text for text in setup.world.from_all(error) if text]:
+        raise ProbeError(failed[0])
+    return cast(T, done)
+
+
 def best_scale(setup: Setup) -> float:
     """The multiple of the next update that is best for rows it was not made from; much more than 1: the rate is low.
 
-    The update is made for once, and taken back: weights, optimizers, buffers and scale end as they began.
+    The update is made for once, and taken back: weights, optimizers, buffers and scale end as they began. All ranks
+    make it together; each tries it on rows of its own, and the first one's count.
     """
     state, stepper, step = setup.state, setup.stepper, setup.state.progress.step
     objective = stepper.objectives[0]
     parameters = [p for o in stepper.objectives for p in o.parameters]
     optimizers = [x for o in stepper.objectives for x in o.optimizers]
     prefetcher = setup.prefetcher(workers=0)
-    before, latch = Snapshot(parameters, optimizers), stepper.guard.latch.clone()
+    before = _on_all_ranks(setup, lambda: Snapshot(parameters, optimizers))  # for which memory may not be enough
+    latch = stepper.guard.latch.clone()
     scale = state.loss_scale.state_dict() if state.loss_scale is not None else None
     set_training(state.model)
     losses = {}

@@ -22,14 +22,14 @@ from rung.engine.flops import row_shapes
 from rung.engine.gpu import gpu_state
 from rung.engine.guarded import Row
 from rung.engine.prefetch import Micro
-from rung.engine.probes import probe
+from rung.engine.probes import ProbeError, probe
 from rung.engine.purity import Changes, named, pure
 from rung.engine.signals import Layered
+from rung.errors import UserError
 from rung.random import Draw
 from rung.runs.record import Record
 from rung.text import error_text
 
-COMPARE_STEPS = 500  # between looks at whether all ranks still have the same weights
 MOST_ROWS = 50_000_000  # of an epoch, of which one byte each is kept
 
 
@@ -156,19 +156,39 @@ class Recorder:
                 self._show.say(f"{finding.severity}: {finding.title} ({finding.rule}): {finding.what}")
         self._last_look = (step, time.monotonic())
 
-    def compare_ranks(self, step: int) -> None:
-        """All ranks have the same weights, to the bit, or something is very wrong."""
-        if self._setup.world.size == 1 or step % COMPARE_STEPS:
+    def compare_ranks(self) -> None:
+        """All ranks have the same weights, to the bit, or the run ends: they no longer train one model."""
+        world, step = self._setup.world, self._setup.state.progress.step
+        if world.size == 1:
             return
         named = list(self._setup.state.model.named_parameters())
-        differing = self._setup.world.differing([p for _, p in named])
-        if differing:
-            names = [named[number][0] for number in differing]
-            self.event("ranks_differ", step=step, tensors=names)
-            self._show.say(f"sick: at step {step} ranks have different weights: {', '.join(names[:5])}")
+        found = world.difference([p for _, p in named])
+        if found is not None:
+            names = [named[number][0] for number in found.numbers]
+            self.event("ranks_differ", step=step, tensors=names, ranks=found.ranks)
+            one = len(found.ranks) == 1
+            raise UserError(
+                f"at step {step} {'rank' if one else 'ranks'} {', '.join(map(str, found.ranks))} of {world.size} "
+                f"{'has' if one else 'have'} other weights than the rest, first in {names[0]} ({len(names)} of "
+                f"{len(named)} tensors differ): something in the recipe draws or computes differently on each rank, or "
+                "a device computes wrongly; the last save is of the first rank's weights",
+                code="ranks-differ",
+            )
 
     def save(self, for_good: bool = False, is_best: bool = False) -> None:
-        """Saves the state of this step, once; `for_good` keeps it whatever the rotation says."""
+        """Saves the state of this step, once; `for_good` keeps it whatever the rotation says.
+
+        The first rank writes, and all ranks hear how that went.
+        """
+        self.compare_ranks()
+        problem: UserError | None = None
+        try:
+            self._save(for_good, is_best)
+        except UserError as error:
+            problem = error
+        self._setup.world.raise_together(problem)
+
+    def _save(self, for_good: bool, is_best: bool) -> None:
         setup, step = self._setup, self._setup.state.progress.step
         if self._record is None or self._saves is None:
             return
@@ -198,17 +218,19 @@ class Recorder:
 
     def probe(self) -> None:
         """A failing probe is an event, not the end of the run, and is not tried again."""
-        if not self._probes or self._record is None:
+        if not self._probes or (self._record is None and self._setup.world.size == 1):
             return
         step = self._setup.state.progress.step
         with self._clock.phase("eval"):
             try:
                 found = probe(self._setup)
             except Exception as error:
+                if self._setup.world.size > 1 and not isinstance(error, ProbeError):
+                    raise  # the other ranks are in the middle of the trial step
                 self._probes = False
                 self.event("no_probes", step=step, why=error_text(error))
                 return
-        if found:
+        if found and self._record is not None:
             self._record.log(step, found)
             if self._watch is not None:
                 self._watch.row(step, found)

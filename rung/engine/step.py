@@ -1,8 +1,8 @@
 """One step of the engine: from a global batch to new weights, or none.
 
 For each objective that is due: forward and backward of every micro with summed losses, at the weights before the step.
-Then one exchange over the ranks, and the guarded step of guarded.py. Nothing is averaged before the end, so the result
-does not depend on how the batch was cut.
+With several ranks the last backward also sums the gradients over them. Then comes the guarded step of guarded.py.
+Nothing is averaged before the end, so the result does not depend on how the batch was cut.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from rung.engine.buckets import GradientBuckets
 from rung.engine.clock import PHASES, Clock
 from rung.engine.contract import read_loss
 from rung.engine.guarded import Gradients, GuardedStep, ObjectiveState
@@ -89,8 +90,9 @@ class Stepper:
             layers_every=layers_every, scaling=precision.loss_scale,
         )  # fmt: skip
         self.guard, self.layers = self.guarded.guard, self.guarded.layers
-        self.is_own = False  # whether a step is in its forward or backward: nothing exchanged, nothing applied
+        self.is_own = False  # whether a step is in its forward or backward: nothing applied
         self._precision, self._world = precision, world
+        self.buckets = {o.name: GradientBuckets(o.parameters, world) for o in objectives} if world.size > 1 else {}
         self._nominal, self._grad_clip = nominal, grad_clip
 
     def step(
@@ -111,12 +113,9 @@ class Stepper:
         with clock.phase("update"):
             gradients = []
             for objective, added in zip(due, sums, strict=True):
-                if self._world.size > 1:  # every rank must send the same tensors, whether its rows used them or not
-                    for parameter in objective.parameters:
-                        if parameter.grad is None:
-                            parameter.grad = torch.zeros_like(parameter)
-                self._world.sum_all_([p.grad for p in objective.parameters if p.grad is not None])
-                packed = self._world.sum_(added.packed(added.names))
+                packed = added.packed(added.names)
+                if self.buckets:
+                    packed = self.buckets[objective.name].finish(packed)
                 count = packed[0, 1]
                 factor = (self._nominal / torch.where(count > 0, count, 1.0)).float()
                 if self._precision.loss_scale is not None:
@@ -141,6 +140,8 @@ class Stepper:
             scaled = loss.sum / self._nominal
             if loss_scale is not None:
                 scaled = scaled * loss_scale.scale
+            if self.buckets and number == len(micros) - 1:
+                self.buckets[objective.name].begin()
             # Only this objective's parameters: a generator's loss flows through the discriminator and leaves it alone.
             torch.autograd.backward(scaled, inputs=objective.parameters if len(self.objectives) > 1 else None)
             sums.add(loss)
@@ -149,6 +150,8 @@ class Stepper:
                 if loss_scale is not None:
                     per_target = per_target / loss_scale.scale
                 self.layers.note_first(objective, per_target)
+        if self.buckets:
+            self.buckets[objective.name].end()
         return sums
 
 

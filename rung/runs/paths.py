@@ -29,10 +29,10 @@ _KNOWN = re.compile(
     | (metrics|tables)/{_STEP}\.ndjson
     | (checkpoints|captures)/(best|pinned)
     | (checkpoints|captures)/(aside-[a-z0-9]+/)?{_STEP}/[A-Za-z0-9][\w.-]*\.(json|safetensors|pt)
-    | samples/{_STEP}/{_NAME} | evals/{_NAME} | (mirror|files)/.+""",
+    | stalls/rank-[0-9]{{1,6}}\.txt | samples/{_STEP}/{_NAME} | evals/{_NAME} | (mirror|files)/.+""",
     re.VERBOSE,
 )
-_FOLDERS = {"metrics", "tables", "checkpoints", "captures", "samples", "evals", "mirror", "files"}
+_FOLDERS = {"metrics", "tables", "checkpoints", "captures", "samples", "evals", "mirror", "files", "stalls"}
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # of another system, by any suffix
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
 
