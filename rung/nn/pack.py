@@ -43,31 +43,33 @@ class PackedProjection(nn.Module):
 def packed(model: M, num_rows: int, num_calls: int) -> M:
     """`model`, or where it pays for that many calls with `num_rows` rows, a copy of it that shares all but the packed
     weights. The copy is in the mode that `model` is in now; later changes of a weight reach it in part."""
-    linears = [module for module in model.modules() if _can_pack(module)]
-    size_bytes = sum(module.weight.nbytes for module in linears)
+    weights = [weight for module in model.modules() if (weight := _weight_of(module)) is not None]
+    size_bytes = sum(weight.nbytes for weight in weights)
     has_kernels = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if not linears or num_calls < LEAST_CALLS or size_bytes > MOST_BYTES or not has_kernels:
+    if not weights or num_calls < LEAST_CALLS or size_bytes > MOST_BYTES or not has_kernels:
         return model
     return _copy(model, num_rows)
 
 
-def _can_pack(module: nn.Module) -> bool:
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """What can be packed."""
     if not (type(module) is Projection or (isinstance(module, Embedding) and module.is_head)):
-        return False
+        return None
     weight = module.weight
     is_plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return is_plain and not module._forward_hooks and not module._forward_pre_hooks
+    return weight if is_plain and not module._forward_hooks and not module._forward_pre_hooks else None
 
 
 def _copy(module: M, num_rows: int) -> M:
-    if type(module) is Projection and _can_pack(module):
-        return PackedProjection(module.weight, module.bias, module.parts, num_rows)  # type: ignore[return-value]
+    if isinstance(module, Projection) and (weight := _weight_of(module)) is not None:
+        return PackedProjection(weight, module.bias, module.parts, num_rows)  # type: ignore[return-value]
     if "forward" in vars(module):  # replaced by somebody, and bound to the original
         return module
     twin = copy.copy(module)
     vars(twin)["_modules"] = {name: child and _copy(child, num_rows) for name, child in module._modules.items()}
     tokens = twin._modules.get("tokens")
-    if isinstance(tokens, Embedding) and _can_pack(tokens):  # the head of a Transformer that has none of its own
-        vars(twin).pop("head", None)  # the None that stands for it
-        twin._modules["head"] = PackedProjection(tokens.weight, None, (tokens.num_embeddings,), num_rows)
+    if isinstance(tokens, Embedding) and (weight := _weight_of(tokens)) is not None:
+        # The head of a Transformer that has none of its own, but for the None that stands for it.
+        vars(twin).pop("head", None)
+        twin._modules["head"] = PackedProjection(weight, None, (tokens.num_embeddings,), num_rows)
     return twin
