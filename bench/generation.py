@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.nn.generate import generate
 from rung.nn.transformer import Shape, Transformer
 

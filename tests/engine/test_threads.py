@@ -1,4 +1,4 @@
-"""If this fails, a small model is trained on so many threads that they wait for each other, or resuming moves digits."""
+"""If this fails, a small model trains on so many threads that they wait for each other, or resuming moves digits."""
 
 from __future__ import annotations
 
