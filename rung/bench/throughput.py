@@ -61,7 +61,7 @@ class Gpt(Recipe):
     Config = GptConfig
     cfg: GptConfig
 
-    def streams(self) -> Mapping[str, Stream]:
+    def streams(self, split: str | None = None) -> Mapping[str, Stream]:
         return {"train": Windows(Store.open(self.cfg.store), "train", self.cfg.data.context_size)}
 
     def model(self) -> nn.Module:

@@ -98,16 +98,16 @@ def _parts(name: str, names: tuple[str, ...], is_quick: bool, device: str, folde
     for figure in figures:
         low, high = min(figure.values), max(figure.values)
         row = [figure.name, f"{figure.median:.4g} [{low:.4g} {high:.4g}] {figure.unit}", "-", figure.about]
-        if (known := comparisons.get(figure.name)) is not None:
+        if figure.name in comparisons:
+            known = comparisons[figure.name]
             word = "slower" if known.is_slower else "faster" if known.is_faster else "within noise"
             row[2] = f"{known.ratio:.2f}x, {word}"
         rows.append(row)
     print_table(["figure", "median [min max]", "against before", "what"], rows, keep=(0, 1, 2))
-    for name in slower:
-        one = comparisons[name]
+    for known in (comparisons[name] for name in slower):
         echo(
-            f"{name} is slower than before: {one.ratio:.2f} of {one.before:.4g}, the median of {one.num_pages} earlier "
-            f"pages; noise is {100 * one.noise:.0f} %"
+            f"{known.name} is slower than before: {known.ratio:.2f} of {known.before:.4g}, the median of "
+            f"{known.num_pages} earlier pages; noise is {100 * known.noise:.0f} %"
         )
     if not before:
         echo("no earlier page of this machine to compare with")

@@ -207,7 +207,7 @@ def in_cuda_graph(step: Step, generator: torch.Generator | None) -> Step:
                 expected_BV = step().logits_BV.clone()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        if generator is not None:
+        if generator is not None and state is not None:
             generator.set_state(state)
             graph.register_generator_state(generator)
         # Other threads, as the one that pins batches, may go on meanwhile.
@@ -218,7 +218,7 @@ def in_cuda_graph(step: Step, generator: torch.Generator | None) -> Step:
         problem = "" if is_right else "it gives other logits"
     except RuntimeError as error:
         problem = one_line(error)
-    if generator is not None:
+    if generator is not None and state is not None:
         generator.set_state(state)
     if problem:
         warnings.warn(f"generation runs without a CUDA graph, which failed: {problem}", stacklevel=3)
