@@ -88,7 +88,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	for name in throughput overhead loader world_loader tokenising play logging script reading verdicts codec shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
+	for name in throughput overhead loader generation world_loader tokenising play logging script reading verdicts codec shakespeare; do $(BIN)/python -m bench.$$name || exit 1; done
 
 page: $(PAGE)
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.report import facts, in_turns, spread, verdict
+from rung.bench.report import facts, in_turns, spread, verdict
 from rung.recipes.music.rvq import Frames, fit_codec
 from rung.recipes.music.spectra import frame_size, log_mel_distance, mel_filters, si_sdr
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from bench.report import facts, pairwise, spread, verdict, version_of
+from rung.bench.report import facts, pairwise, spread, verdict, version_of
 from rung.runs.record import Record
 from tests.web.labs import row, start, write_long, write_many
 

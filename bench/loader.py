@@ -22,46 +22,36 @@ import argparse
 import importlib.util
 import itertools
 import tempfile
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
-from rung.data.store import Store, StoreWriter
-from rung.data.stream import Windows
-from rung.engine.prefetch import BatchLayout, Prefetcher, to_device
-from rung.random import Draw
+from rung.bench.loader import (
+    CATEGORIES,
+    CONTEXT,
+    CPU,
+    RECORD_IDS,
+    ROWS,
+    SEED,
+    Batches,
+    gathered,
+    goods,
+    rate,
+    through_feed,
+    through_loader,
+    write_store,
+)
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.data.store import Store
+from rung.engine.prefetch import BatchLayout, Prefetcher
 from rung.recipes.text.components import pool_of
 from rung.recipes.text.stream import training_rows
 
-CONTEXT, ROWS, SEED = 1024, 32, 1337
-RECORD_IDS = 100_000  # a long document; rung never lets a window cross two
-VOCAB_SIZE = 50_257
-CATEGORIES = [f"component {number:02d}" for number in range(11)]
 BAR = 8.0
-CPU = torch.device("cpu")
-
-
-class MappedWindows(Dataset[tuple[Tensor, ...]]):
-    """What one writes with torch: an item is cut out of the memory map."""
-
-    def __init__(self, ids: np.ndarray, kind: str) -> None:
-        self.ids, self.kind = ids, kind
-
-    def __len__(self) -> int:
-        return (len(self.ids) - 1) // CONTEXT
-
-    def __getitem__(self, number: int) -> tuple[Tensor, ...]:
-        row = self.ids[number * CONTEXT : number * CONTEXT + CONTEXT + 1]
-        if self.kind == "uint16":
-            return (torch.from_numpy(row.copy()),)
-        return torch.from_numpy(row[:-1].astype(np.int64)), torch.from_numpy(row[1:].astype(np.int64))
 
 
 def main() -> None:
@@ -114,33 +104,6 @@ def bench(store: Store, chunks: Path | None, num_batches: int, num_rounds: int) 
         print(verdict(name, pairwise(figures[f"rung {ours}, uint16"], usual), BAR, form=".2f"))
 
 
-def write_store(path: Path, num_ids: int) -> Store:
-    numbers = np.random.default_rng(SEED)
-    with StoreWriter(path, kind="bench") as writer:
-        writer.array("tokens", np.uint16)
-        for start in range(0, num_ids, RECORD_IDS):
-            length = min(RECORD_IDS, num_ids - start)
-            writer.append("tokens", numbers.integers(0, VOCAB_SIZE, length, dtype=np.uint16))
-            category = CATEGORIES[start // RECORD_IDS % len(CATEGORIES)]
-            writer.record("train", start, length, id=f"train_{start // RECORD_IDS}", category=category)
-        writer.info = {"vocab_size": VOCAB_SIZE, "tokenizer": {"hash": "none"}}
-    store = Store.open(path)
-    store.arrays["tokens"].max()  # into the page cache
-    return store
-
-
-Batches = Generator[Sequence[Tensor], None, None]
-
-
-def through_feed(store: Store, kind: str) -> Batches:
-    prefetcher = Prefetcher(Windows(store, "train", CONTEXT), BatchLayout(ROWS, ROWS), SEED, CPU, workers=1)
-    try:
-        for step in itertools.count():
-            yield goods(prefetcher.take(step)[0].batch["tokens"], kind)
-    finally:
-        prefetcher.close()
-
-
 def through_text(store: Store, kind: str) -> Batches:
     rows = training_rows(pool_of(store, "train", CATEGORIES), CONTEXT, "component_uniform", False)
     prefetcher = Prefetcher(rows, BatchLayout(ROWS, ROWS), SEED, CPU, workers=1)
@@ -149,25 +112,6 @@ def through_text(store: Store, kind: str) -> Batches:
             yield goods(prefetcher.take(step)[0].batch["tokens"], kind)
     finally:
         prefetcher.close()
-
-
-def gathered(store: Store, kind: str) -> Batches:
-    windows = Windows(store, "train", CONTEXT)
-    for step in itertools.count():
-        ids = windows.ids(step * ROWS, ROWS, SEED)
-        batch, _ = to_device(windows.gather(ids, Draw(SEED, step, np.arange(ROWS))), CPU)
-        yield goods(batch["tokens"], kind)
-
-
-def goods(tokens: Tensor, kind: str) -> Sequence[Tensor]:
-    if kind == "uint16":
-        return (tokens,)
-    wide = tokens.long()
-    return wide[:, :-1], wide[:, 1:]
-
-
-def through_loader(store: Store, kind: str, workers: int) -> Batches:
-    yield from DataLoader(MappedWindows(store.arrays["tokens"], kind), ROWS, shuffle=True, num_workers=workers)
 
 
 def write_chunks(store: Store, folder: Path) -> Path:
@@ -197,17 +141,6 @@ def through_litdata(folder: Path, workers: int) -> Batches:
     rows = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=CONTEXT + 1), shuffle=True, drop_last=True)
     for batch in StreamingDataLoader(rows, batch_size=ROWS, num_workers=workers):
         yield (batch,)
-
-
-def rate(make: Callable[[], Batches], num_batches: int) -> float:
-    """Windows per second of wall time, from the second batch on: starting workers is not what is asked."""
-    batches = make()
-    next(batches)
-    begun = time.perf_counter()
-    num_rows = sum(len(batch[0]) for batch in itertools.islice(batches, num_batches))
-    seconds = time.perf_counter() - begun
-    batches.close()
-    return num_rows / seconds
 
 
 if __name__ == "__main__":

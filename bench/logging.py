@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.bench.logging import NUM_SCALARS, cost_us, new_record
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.runs.metrics import MetricsWriter
-from rung.runs.record import Record
 
-NUM_SCALARS = 30
 BAR_US = 10.0
 BAR_RATIO = 20.0  # half of what two slow cores gave (45), as machines and versions of wandb differ
 
@@ -61,34 +56,6 @@ def bench(folder: Path, num_rounds: int, num_steps: int) -> None:
     else:
         print(verdict("logging-vs-wandb", pairwise(figures["wandb offline"], figures["rung, Record.log"]), BAR_RATIO))
     print(verdict("logging-us", figures["rung, Record.log"], BAR_US, is_least=False, form=".2f"))
-
-
-def cost_us(log: Callable[[int, dict[str, float]], Any], num_steps: int) -> float:
-    """CPU time of one call, in microseconds; the median over parts of the loop, as one hiccup spoils a mean."""
-    rows = [{f"part/{i}/loss": math.sin(step * NUM_SCALARS + i) for i in range(NUM_SCALARS)} for step in range(100)]
-    part = max(1, num_steps // 20)
-    found = []
-    for start in range(0, num_steps, part):
-        begun = time.process_time()
-        for step in range(start, start + part):
-            log(step, rows[step % 100])
-        found.append((time.process_time() - begun) / part * 1e6)
-    return statistics.median(found)
-
-
-def new_record(root: Path) -> Record:
-    return Record.create(
-        root,
-        "logging",
-        recipe="none",
-        preset=None,
-        command=["bench"],
-        seed=0,
-        config={},
-        sources={},
-        derived={},
-        data={},
-    )
 
 
 def open_wandb(folder: Path) -> tuple[Any, str]:

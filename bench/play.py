@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from websockets.sync.client import connect
 
-from bench.report import facts, in_turns, spread, verdict
+from rung.bench.report import facts, in_turns, spread, verdict
 from rung.engine.build import Setup, build
 from rung.recipe import Walkable
 from rung.resolve import resolve

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.runs.query import open_run
 from rung.runs.record import Record
 

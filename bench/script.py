@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import rung
-from bench.report import facts, pairwise, spread, verdict
-from bench.throughput import Spent, now, since
+from rung.bench.report import facts, pairwise, spread, verdict
+from rung.bench.throughput import Spent, now, since
 from rung.script.run import OwnRun
 
 BAR = 0.99

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.report import facts, verdict
+from rung.bench.report import facts, verdict
 
 TEXT = Path(__file__).parents[1] / ".." / "shared" / "data" / "text_tinyshakespeare" / "input.txt"
 ROWS = ["data.sampling=token_uniform", "data.eval_windows=0"]

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
 from rung import api
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.config import Layer, load_file
 from rung.engine.build import build
 from rung.engine.clock import Clock

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.recipes.piano.midi import read_midi, write_midi
 from rung.recipes.piano.notes import HIGHEST, LOWEST, from_zero, in_range, make, quantise, split_at_pauses
 from rung.recipes.piano.tokenizer import NUM_VELOCITIES, Tokenizer

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.report import facts, verdict
+from rung.bench.report import facts, verdict
 from rung.compare.decide import ALPHA, FIRST, LOOKS, UNPLANNED, AlphaSpending, decide, decide_by_floor, decide_unpaired
 from rung.compare.student import limit, skewed_limit, two_sided
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
-from bench.report import facts, in_turns, pairwise, spread, verdict
+from rung.bench.report import facts, in_turns, pairwise, spread, verdict
 from rung.data.store import Store, StoreWriter
 from rung.engine.prefetch import BatchLayout, Prefetcher
 from rung.recipes.world.config import parse_scale

@@ -26,8 +26,8 @@ def run(name: str, *words: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "throughput", "loader", "world_loader", "play", "logging", "overhead", "reading", "verdicts", "script",
-        "tokenising", "codec",
+        "throughput", "loader", "generation", "world_loader", "play", "logging", "overhead", "reading", "verdicts",
+        "script", "tokenising", "codec",
     ],
 )  # fmt: skip
 def test_a_benchmark_ends_with_its_ratio(name: str) -> None:

@@ -61,6 +61,7 @@ ALLOWED = {
     "trackers": {"runs"},
     "web": {"runs", "compare", "doctor", "data", "recipe"},  # data: MIDI files; recipe: the types of what is played
     "forensics": {"engine", "runs", "data", "recipe", "doctor"},  # the record of a run, which weighs rival causes
+    "bench": None,  # measures everything
     "script": {"engine", "forensics", "runs", "data", "recipe", "doctor", "trackers"},  # the last two on demand
     "sweep": {"config", "runs"},
     "remote": {"runs"},

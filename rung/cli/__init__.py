@@ -52,6 +52,7 @@ GROUPS = {
     "When something is wrong": {
         "doctor": "Say why a run is sick, with evidence and what to try.",
         "replay": "Run one step again: find where a NaN came from.",
+        "bench": "Measure this machine, and compare with earlier measurements.",
     },
     "Write in the book": {
         "note": "Write a dated note beside a run.",

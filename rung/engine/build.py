@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,7 @@ from rung.engine.prefetch import BatchLayout, Origin, Prefetcher
 from rung.engine.schedule import Schedule
 from rung.engine.state import State, frozen_modules
 from rung.engine.step import Stepper, seed_torch
+from rung.engine.threads import choose_threads, compile_line, cores
 from rung.errors import CheckpointError, ConfigError, DataError, RecipeError
 from rung.random import Draw, key_of
 from rung.recipe import Identity, Notes, Objective, ParameterGroup, Pretrained, Recipe, Sample, Stream
@@ -138,6 +140,7 @@ class Setup:
             "identity": self.identity,
             "dtype": self.precision.name,
             "config": self.config.tree(),
+            "threads": torch.get_num_threads(),
             "train_fingerprint": self.streams["train"].fingerprint,
         }
 
@@ -232,6 +235,7 @@ def build(
             wanted = [(module, o.compile.dynamic) for o in objectives for module in o.compile.modules or ()]
             for module, dynamic in {id(module): (module, dynamic) for module, dynamic in reversed(wanted)}.values():
                 module.forward = _compiled(module.forward, dynamic)
+        _take_threads(setup)
     _explain(setup, why_device)
     return setup
 
@@ -285,6 +289,14 @@ def restore(setup: Setup, save: Path | checkpoint.Saved, evaluated: Container[in
             f"add system.dtype={saved.state['dtype']}",
             code="dtype-mismatch",
         )
+    num_then, num_now = saved.state.get("threads"), setup.derived["threads"]  # old saves do not say
+    if not setup.cfg.system.threads and num_then and num_then != num_now:
+        if num_then <= cores():
+            torch.set_num_threads(num_then)
+            setup.derived["threads"] = num_then
+            setup.chosen.append(f"threads {num_now} -> {num_then}, as before: the number moves the last digits of sums")
+        else:
+            setup.chosen.append(f"{num_now} threads, {num_then} before: the last digits of sums will differ")
     saved.load_into(setup.state.model)
     setup.state.load_tensors(saved.tensors())
     progress = saved.progress
@@ -459,6 +471,28 @@ def _count_flops(setup: Setup, objectives: list[Objective]) -> None:
         model.train(training)
 
 
+def _take_threads(setup: Setup) -> None:
+    """Where neither the user nor the environment says how many."""
+    cfg = setup.cfg
+    if cfg.system.threads:
+        return
+    if "OMP_NUM_THREADS" in os.environ:
+        setup.derived["why_threads"] = "OMP_NUM_THREADS"
+    elif setup.world.device.type == "cpu" and setup.world.size == 1:
+        num, why = choose_threads(setup.flops.per_row * cfg.data.batch_size, cores())
+        torch.set_num_threads(num)
+        setup.derived["why_threads"] = why
+    if cfg.system.compile and setup.world.device.type == "cpu":
+        flops = setup.flops.per_row * setup.rate.rows_per_step
+        line = compile_line(flops, setup.num_steps, cfg.optimizer.max_iters.seconds, torch.get_num_threads())
+        setup.chosen += [line] if line else []
+
+
+def _threads_line(setup: Setup) -> str:
+    num, why = torch.get_num_threads(), setup.derived.get("why_threads")
+    return f"{num} threads{f' ({why})' if why else ''}"
+
+
 def _explain(setup: Setup, why_device: str) -> None:
     cfg, rate, world, state, precision = setup.cfg, setup.rate, setup.world, setup.state, setup.precision
     device = str(world.device) if world.device.type != "cuda" else torch.cuda.get_device_name(world.device)
@@ -486,7 +520,7 @@ def _explain(setup: Setup, why_device: str) -> None:
     exact = "resume and data order exact to the bit" if world.device.type == "cpu" else "data order exact; kernels not"
     setup.chosen += [
         f"{device}{f' ({why_device})' if why_device else ''}, ranks {world.size}, "
-        f"{torch.get_num_threads()} threads, {precision.name}{f' ({precision.reason})' if precision.reason else ''}, "
+        f"{_threads_line(setup)}, {precision.name}{f' ({precision.reason})' if precision.reason else ''}, "
         + (f"peak {peak / 1e12:.0f} TFLOP/s {precision.name}" if peak else "peak unknown, no mfu"),
         f"{rate.rows_per_step} rows a step ({cfg.data.batch_size} x {cfg.optimizer.gradient_accumulation_steps}), "
         f"about {rate.rows_per_step * rate.targets_per_row:.0f} targets; an epoch is "

@@ -26,7 +26,9 @@ class System:
     data_workers: int = key(
         1, "Threads, or processes, that gather batches ahead of steps and evals; 0 gathers in the step itself.", low=0
     )
-    threads: int = key(0, "CPU threads of torch; 0 leaves torch's own choice.", low=0)
+    threads: int = key(
+        0, "CPU threads of torch; 0: OMP_NUM_THREADS, or on a CPU by the cores and the size of a batch.", low=0
+    )
     deterministic: bool = key(
         False, "Ask torch for deterministic kernels; slower on a GPU, no effect on most CPU work."
     )

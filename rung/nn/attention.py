@@ -105,12 +105,23 @@ def cross_mask(memory_mask: Tensor | None, num_queries: int, num_places: int) ->
     return _with_live(_by_key_or_pair(memory_mask, num_queries, num_places, "memory_mask"))
 
 
+def step_mask(place_1: Tensor, num_keys: int, mask: Tensor | None) -> Mask:
+    """For one query at a place that only the device knows: all `num_keys` of a cache are given, later ones masked."""
+    allow = (torch.arange(num_keys, device=place_1.device) <= place_1)[None, None, None]
+    if mask is None:
+        return Mask(allow_B1TS=allow)
+    return _with_live(_by_key_or_pair(mask, 1, num_keys, "mask") & allow)
+
+
 class Cache:
     """Keys and values of the positions seen so far, so that the next position costs one forward of length one.
 
     Memory is allocated once, for sizes (L, B, K, S, D); a step writes its slice and copies nothing. Keys and values of
     a cross attention's memory are computed at the first call and kept. Use it without gradients, and pass only the new
     positions. `length` moves at the end of a forward, so one that raises does not count.
+
+    With `place_1` set, a forward takes one position, writes it at that place and attends to all S with a mask: the same
+    work at every step, as a CUDA graph needs it. The caller then moves `place_1` and `length`.
     """
 
     def __init__(self, sizes: tuple[int, int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
@@ -118,9 +129,18 @@ class Cache:
         self.keys_LBKSD = torch.zeros(sizes, device=device, dtype=dtype)
         self.values_LBKSD = torch.zeros(sizes, device=device, dtype=dtype)
         self.length = 0
+        self.place_1: Tensor | None = None
         self.memory: Tensor | None = None  # what the cross keys were computed from
         self.cross_mask: Mask | None = None  # None where it held for the first queries only
         self.cross: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def capacity(self) -> int:
+        return self.keys_LBKSD.shape[3]
+
+    def clear(self) -> None:
+        """Begins anew; a memory's keys and values stay."""
+        self.length, self.place_1 = 0, None
 
     def check_room(self, num_new: int, num_rows: int) -> None:
         _, made_for, _, capacity, _ = self.keys_LBKSD.shape
@@ -134,6 +154,10 @@ class Cache:
         """Writes the new positions of one layer; returns views of all of them, (B, K, length + T, D)."""
         end = self.length + k_BKTD.shape[2]
         keys_BKSD, values_BKSD = self.keys_LBKSD[layer], self.values_LBKSD[layer]
+        if self.place_1 is not None:
+            keys_BKSD.index_copy_(2, self.place_1, k_BKTD.to(keys_BKSD.dtype))
+            values_BKSD.index_copy_(2, self.place_1, v_BKTD.to(values_BKSD.dtype))
+            return keys_BKSD.to(k_BKTD.dtype), values_BKSD.to(v_BKTD.dtype)
         keys_BKSD[:, :, self.length : end] = k_BKTD
         values_BKSD[:, :, self.length : end] = v_BKTD
         return keys_BKSD[:, :, :end].to(k_BKTD.dtype), values_BKSD[:, :, :end].to(v_BKTD.dtype)
@@ -155,6 +179,10 @@ def attend(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Mask, scale: fl
     if k_BKSD.shape[2] == 0:
         return q_BHTD * 0.0  # nothing to see; not every backend takes an empty axis
     num_groups = q_BHTD.shape[1] // k_BKSD.shape[1]
+    if num_groups > 1 and q_BHTD.shape[2] == 1 and not mask.is_causal:
+        # One query a head: those that share keys become the queries of one head, and no key is copied.
+        q_BKGD = q_BHTD.reshape(len(q_BHTD), k_BKSD.shape[1], num_groups, -1)
+        return attend(q_BKGD, k_BKSD, v_BKSD, mask, scale, dropout).reshape(q_BHTD.shape)
     # Grouped kernels exist for half precision without a mask; elsewhere torch would fall back to the T x S matrix.
     has_grouped_kernel = mask.allow_B1TS is None and q_BHTD.dtype in (torch.bfloat16, torch.float16)
     is_grouped = num_groups > 1 and has_grouped_kernel

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung.errors import DataError
-from rung.nn.attention import Angles, Cache, CrossAttention, Mask, Rope, SelfAttention, cross_mask, self_mask
+from rung.nn.attention import Angles, Cache, CrossAttention, Mask, Rope, SelfAttention, cross_mask, self_mask, step_mask
 from rung.nn.init import Embedding, Norm, Projection, initialise
 from rung.nn.shape import Shape
 from rung.recipe import ParameterGroup
@@ -121,16 +121,23 @@ class Transformer(nn.Module):
             problem = f"{start + num_new} positions do not fit context_size={self.shape.context_size}"
             raise DataError(f"{problem}; cut the sequence, or train a model with a larger one", code="too-many")
 
+        place_1 = None if cache is None else cache.place_1
+        if place_1 is not None:
+            assert num_new == 1, "a cache with a place on the device takes one position at a time"
+            positions = place_1 if positions is None else positions
         if self.places is not None:
             end = start + num_new
             x_BTC = x_BTC + (self.places.weight[start:end] if positions is None else self.places(positions))
         x_BTC = self.drop(x_BTC)
         angles = None if self.rope is None else self.rope(start, num_new, positions)
-        allowed = self_mask(self.shape.causal, start, num_new, mask, x_BTC.device)
+        if cache is not None and place_1 is not None:
+            allowed = step_mask(place_1, cache.capacity, mask)
+        else:
+            allowed = self_mask(self.shape.causal, start, num_new, mask, x_BTC.device)
         seen = self._cross_mask(memory, memory_mask, cache, num_new)
         for block in self.blocks:
             x_BTC = block(x_BTC, angles, allowed, cache, memory, seen)
-        if cache is not None:
+        if cache is not None and place_1 is None:
             cache.length += num_new
         return self.norm(x_BTC)
 

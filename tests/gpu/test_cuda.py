@@ -13,6 +13,8 @@ from rung.engine.loop import fit
 from rung.engine.prefetch import Origin, Prefetcher
 from rung.engine.state import set_training
 from rung.nn.attention import Mask, attend, kernels_for_masks
+from rung.nn.generate import Execution, generate, in_cuda_graph
+from rung.nn.transformer import Shape, Transformer
 from rung.runs.query import Run, open_run
 from rung.runs.record import Record
 from tests.contract.cases import CASES, Case
@@ -152,3 +154,31 @@ def test_resume_goes_on_as_before(case: Case, tmp_path: Path) -> None:
     fit(setup, record, Mute())
     record.finish("finished")
     assert losses(open_run(record.id, tmp_path)) == pytest.approx(losses(whole)[8:], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("error:generation runs without a CUDA graph")
+@pytest.mark.parametrize("more", [{}, {"positions": "rotary", "n_kv_head": 2, "qk_norm": True, "norm": "rmsnorm"}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_cuda_graph_generates_what_plain_steps_generate(more: dict, temperature: float) -> None:
+    """In float32, with full contexts, prompts of different lengths and drawn ids."""
+    model = Transformer(Shape(300, 48, n_layer=3, n_head=4, n_embd=64, **more)).cuda()
+    ids = torch.randint(300, (3, 20), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    made = [
+        generate(
+            model, ids, 60, lengths=[20, 3, 11], temperature=temperature, top_k=50,
+            generator=torch.Generator("cuda").manual_seed(1), execution=execution,
+        )
+        for execution in (Execution(), Execution(True, 2, in_cuda_graph), None)
+    ]  # fmt: skip
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[1], made[2])
+
+
+def test_generating_does_not_wait_for_the_gpu() -> None:
+    model = Transformer(Shape(300, 128, n_layer=2, n_head=4, n_embd=64)).cuda()
+    ids = torch.zeros(2, 4, dtype=torch.long, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        generate(model, ids, 40, temperature=0, execution=Execution(True, 2))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from rung.nn.generate import choose, generate, generate_steps
+from rung.nn.generate import Execution, choose, generate, generate_steps
+from rung.nn.pack import PackedProjection, packed
 from rung.nn.transformer import Shape
 from tests.errors import raises_code
 
@@ -202,3 +204,115 @@ def test_an_empty_prompt_is_refused(make: Any) -> None:
     model = make.model(Shape(**make.small))
     with raises_code("bad-shape"):
         generate(model, torch.zeros(1, 0, dtype=torch.long), 1, temperature=0)
+
+
+def traced(step: Any, generator: torch.Generator | None) -> Any:
+    """What a CUDA graph does, on any device: the operations of one call, on the tensors of that call, again."""
+    graph = make_fx(lambda _: step())(torch.zeros(1))
+    outputs = step()
+
+    def replay() -> Any:
+        for place, value in zip(outputs, graph(torch.zeros(1)), strict=True):
+            place.copy_(value)
+        return outputs
+
+    return replay
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_a_captured_step_gives_what_plain_steps_give(variant: Shape, make: Any, is_ragged: bool) -> None:
+    """Also after a context was full, when the cache begins anew at the addresses that were captured."""
+    model, memory = make.model(variant), make.memory(variant, num_rows=3)
+    ids, lengths = make.ids(variant, num_rows=3, length=30), [9, 1, 30] if is_ragged else [5, 5, 5]
+    mask = None if memory is None else torch.arange(7) < torch.tensor([[7], [0], [3]])
+
+    def even(ids_BT: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(31) + ids_BT[:, -1:]) % 3 > 0
+
+    for settings in ({}, {"allowed": even, "embed": lambda ids_BT, n: 2 * model.tokens(ids_BT[:, -n:])}):
+        plain, captured = (
+            generate(
+                model, ids, 30, temperature=0, lengths=lengths, memory=memory, memory_mask=mask, stop_id=3,
+                execution=execution, **settings,
+            )
+            for execution in (Execution(), Execution(is_static=True, capture=traced))
+        )  # fmt: skip
+        assert torch.equal(plain, captured)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 20, "top_p": 0.8}])
+def test_static_steps_draw_what_plain_steps_draw(variant: Shape, make: Any, settings: dict[str, Any]) -> None:
+    model, ids, memory = make.model(variant), make.ids(variant, length=4), make.memory(variant)
+    plain, static = (
+        generate(model, ids, 40, generator=seeded(1), memory=memory, execution=execution, **settings)
+        for execution in (Execution(), Execution(is_static=True))
+    )
+    assert torch.equal(plain, static)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("execution", [Execution(), Execution(True, 3)])
+def test_ids_are_drawn_from_the_logits_of_a_full_forward(variant: Shape, make: Any, execution: Execution) -> None:
+    model, ids, memory = make.model(variant), make.ids(variant, length=4), make.memory(variant)
+    made = generate(model, ids, 18, temperature=0.8, top_k=9, generator=seeded(1), memory=memory, execution=execution)
+    generator = seeded(1)
+    for _ in range(18):
+        next_B = choose(model(ids, memory=memory)[:, -1], 0.8, 9, None, generator)
+        ids = torch.cat([ids, next_B[:, None]], 1)
+    assert torch.equal(made, ids)
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 5])
+def test_a_step_that_is_not_finite_is_never_given(make: Any, num_ahead: int) -> None:
+    """However late the host looks: the steps before it come, and then the error."""
+    model, made = make.model(Shape(**make.small)), []
+
+    def embed(ids_BT: torch.Tensor, num_new: int) -> torch.Tensor:
+        return model.tokens(ids_BT[:, -num_new:]) * (torch.nan if ids_BT.shape[1] == 7 else 1.0)
+
+    execution = Execution(num_ahead=num_ahead)
+    with raises_code("not-finite"):
+        for step in generate_steps(model, make.ids(model.shape, length=4), 20, temperature=0, embed=embed,
+                                   execution=execution):  # fmt: skip
+            made.append(step.ids_B.clone())
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("num_ahead", [0, 2])
+def test_steps_after_the_last_stop_are_not_given(make: Any, num_ahead: int) -> None:
+    model = make.model(Shape(**make.small))
+    prompt = make.ids(model.shape, num_rows=1, length=2)
+    free = generate(model, prompt, 20, temperature=0)[0, 2:].tolist()
+    stop = free[4]
+    made = generate(model, prompt, 20, temperature=0, stop_id=stop, execution=Execution(num_ahead=num_ahead))
+    assert made[0, 2:].tolist() == free[: free.index(stop) + 1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_packed_layers_compute_the_same(variant: Shape, make: Any, num_rows: int) -> None:
+    model, memory = make.model(variant), make.memory(variant, num_rows=num_rows)
+    ids = make.ids(variant, num_rows=num_rows, length=6)
+    twin = packed(model, num_rows, 1000)
+    assert twin is not model
+    assert packed(model, num_rows, 3) is model
+    assert isinstance(twin.head, PackedProjection)
+    kinds = {type(module).__name__ for module in twin.modules()}
+    assert "Projection" not in kinds
+    assert not any(isinstance(module, PackedProjection) for module in model.modules())
+    for new in (ids, ids[:, :1]):
+        torch.testing.assert_close(twin(new, memory=memory), model(new, memory=memory))
+
+
+def test_likely_ids_are_found_without_sorting_all() -> None:
+    """A row whose nucleus lies among the likeliest, and one whose does not, alone and together."""
+    logits = torch.stack([torch.linspace(0, 40, 5000), torch.linspace(0, 0.1, 5000)])
+    counts = []
+    for rows in (logits[:1], logits[1:], logits):
+        drawn = choose(rows.repeat(300, 1), 1.0, None, 0.5, seeded(0))
+        counts.append([int(drawn[row :: len(rows)].min()) for row in range(len(rows))])
+    sharp, flat = counts[2]
+    assert sharp >= 4900  # e^(-40/5000 n) = 1/2 at n = 87
+    assert 2400 < flat < 2700
+    assert counts[0][0] >= 4900
+    assert 2400 < counts[1][0] < 2700

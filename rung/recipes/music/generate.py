@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rung.errors import ConfigError, DataError
 from rung.nn.generate import choose, evaluating
+from rung.nn.pack import packed
 from rung.recipes.music.delay import DelayPattern, Specials, undo_delay
 from rung.recipes.music.model import MusicModel
 
@@ -83,6 +84,10 @@ def generate(
         if params.is_guided:
             text_BL, text_length_B = text_BL.repeat(2, 1), torch.cat([text_length_B, torch.zeros_like(text_length_B)])
         memory, mask = model.encode(text_BL, text_length_B)
+        model = packed(model, len(text_BL), num_steps)
+        # A GPU is not waited for at every step: what is drawn after the end, or after a bad number, is not returned.
+        check_every = 16 if device.type == "cuda" else 1
+        is_finite = torch.ones((), dtype=torch.bool, device=device)
         cache = model.decoder.new_cache(len(text_BL), num_steps)
         for step in range(first, num_steps + 1):
             new_BSC = rows_BSC[:, :first] if step == first else rows_BSC[:, step - 1 : step]
@@ -90,9 +95,7 @@ def generate(
                 new_BSC = new_BSC.repeat(2, 1, 1)
             x_RSW = model.hidden(new_BSC, memory, mask, cache)
             logits_RCV = model.logits(x_RSW[:, -1:])[:, 0].float()
-            if not bool(logits_RCV.isfinite().all()):
-                remedy = "take an earlier save, or system.dtype=float32"
-                raise DataError(f"the model gives logits that are not finite; {remedy}", code="not-finite")
+            is_finite &= logits_RCV.isfinite().all()
             logits_BCV = guide(logits_RCV, params) if params.is_guided else logits_RCV
             logits_BCV = restrict(logits_BCV, specials, leader if params.can_end and step > first else None)
             drawn = choose(logits_BCV.flatten(0, 1), params.temperature, params.top_k, params.top_p, generator)
@@ -104,8 +107,12 @@ def generate(
             after_BC = torch.where((frame_C == end_B[:, None]) & (end_B < cut_at)[:, None], specials.eos, specials.pad)
             drawn_BC = torch.where(frame_C >= end_B[:, None], after_BC, drawn_BC)
             rows_BSC[:, step] = torch.where(known_SC[step] >= 0, known_SC[step], drawn_BC)
-            if bool((step >= end_B + max(delays)).all()):
-                break
+            if (step - first + 1) % check_every == 0 or step == num_steps:
+                if not bool(is_finite):
+                    remedy = "take an earlier save, or system.dtype=float32"
+                    raise DataError(f"the model gives logits that are not finite; {remedy}", code="not-finite")
+                if bool((step >= end_B + max(delays)).all()):
+                    break
     rows = rows_BSC[:, 1:].cpu().numpy().astype(np.uint16)
     return [undo_delay(row, delays, min(end, num_frames)) for row, end in zip(rows, end_B.tolist())]
 
