@@ -25,7 +25,17 @@ from rung.recipes.world.config import ClosedLoop, Scale
 from rung.recipes.world.dream import Dreamer, memory_of
 from rung.recipes.world.losses import contrast_error, gradient_energy, l1, last_of
 from rung.recipes.world.memory import push, to_frame, to_signal
-from rung.recipes.world.model import LARGEST_FLOW, SLOPE, Anchor, Discriminator, Generator, Standard, World, move
+from rung.recipes.world.model import (
+    LARGEST_FLOW,
+    SLOPE,
+    Anchor,
+    Discriminator,
+    Generator,
+    Standard,
+    World,
+    move,
+    new_anchor,
+)
 from rung.recipes.world.recipe import Curriculum
 from rung.recipes.world.recipe import World as Recipe
 from tests.contract.cases import world as world_case
@@ -325,7 +335,7 @@ def test_a_keyframe_is_resampled_once() -> None:
             rolled = Dreamer(world).roll([frame], torch.ones(1, 16, 10), Draw(0, -1, np.array([0])))
             found[warp] = to_signal(to_frame([made for _, made in rolled][-1]))
     truth = to_signal(frame[:, 0])[..., 8:]
-    inside = slice(0, 64 - 8 - 2)
+    inside = slice(0, 64 - 8 - 10)  # at its border what is known fades out
     assert (found["keyframe"][..., :-8] - truth)[..., inside].abs().mean() < 0.01
     assert (found["last"][..., :-8] - truth)[..., inside].abs().mean() > 0.3
     sharp, flat = (gradient_energy(found[warp])[..., inside].mean() for warp in ("keyframe", "last"))
@@ -346,6 +356,20 @@ def test_pixels_that_come_into_view_are_not_taken_from_the_keyframe() -> None:
     assert torch.allclose(made[..., :31], torch.tensor(-0.5), atol=1e-4)
     assert torch.allclose(made[..., 33:], torch.tensor(0.5), atol=1e-4)
     assert torch.allclose(after.known_B1HW, known)
+
+
+def test_beyond_the_border_of_a_keyframe_nothing_is_known() -> None:
+    """A slide of ten pixels in all: the last ten columns do not come from the keyframe, whatever the trust."""
+    generator = Generator([Scale(1, 64, 48)], 10, 4, 1, 0.0, "keyframe")
+    slide(generator, 2.0)
+    frame, noise = torch.rand(1, 3, 48, 64) - 0.5, torch.full((1, generator.noise_size), 0.5)
+    anchor: Anchor | None = new_anchor(frame)
+    with torch.no_grad():
+        for _ in range(5):
+            _, anchor = generator([frame], torch.zeros(1, 10), torch.zeros(1), noise, anchor)
+    assert anchor is not None
+    assert anchor.known_B1HW[0, 0].eq(1).all(dim=0).tolist() == [True] * 54 + [False] * 10
+    assert anchor.known_B1HW[..., 54:].eq(0).all()
 
 
 def test_contrast_sees_blur_that_l1_prefers() -> None:
