@@ -34,6 +34,12 @@ def test_a_benchmark_ends_with_its_ratio(name: str) -> None:
     assert LINE.fullmatch(run(name))
 
 
+def test_a_world_is_trained_twice_and_its_dreams_are_measured(world_data: Path, tmp_path: Path) -> None:
+    words = [f"--data={world_data}", f"--runs={tmp_path}", "--preset=tiny", "model.memory=[2@16x12,4@8x6]"]
+    assert LINE.fullmatch(run("world_dream", *words, "model.width=8", "evaluation.horizon=4"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dream-closed", "dream-last", "dream-open"]
+
+
 def test_shakespeare_is_prepared_trained_and_read_back(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be, or not to be: that is the question\n" * 200, "utf-8")

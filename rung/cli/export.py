@@ -147,7 +147,7 @@ def to_onnx(exported: Exported, description: str) -> bytes:
 
 
 def check(exported: Exported, data: bytes) -> float | None:
-    """The largest difference between the file's answer and the module's, on made-up inputs; None without a runtime."""
+    """The largest difference between the file's answers and the module's, on made-up inputs; None without a runtime."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     import onnxruntime
@@ -162,9 +162,11 @@ def check(exported: Exported, data: bytes) -> float | None:
         else:
             inputs[name] = torch.randint(0, 256, like.shape, generator=generator, dtype=like.dtype)
     with torch.no_grad():
-        ours = exported.module(*inputs.values())
+        answer = exported.module(*inputs.values())
+    ours = answer if isinstance(answer, tuple) else (answer,)
     theirs = session.run(list(exported.outputs), {name: value.numpy() for name, value in inputs.items()})
-    return float((ours.double() - torch.from_numpy(theirs[0]).double()).abs().max())
+    pairs = zip(ours, map(torch.from_numpy, theirs), strict=True)
+    return max(float((one.double() - other.double()).abs().max()) for one, other in pairs)
 
 
 def _check_place(out: Path, replace: bool) -> None:

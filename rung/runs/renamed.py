@@ -1,5 +1,5 @@
-"""Config keys, metrics and events that have another name, or none, since a run was recorded: the only place that knows
-the old names.
+"""Config keys, values, metrics and events that have another name, or none, since a run was recorded: the only place
+that knows the old names.
 
 A run's folder is never rewritten: its config and its sources are read as if they had been written today, and the doctor
 reads its rows and events so.
@@ -18,6 +18,11 @@ KEYS_OF_RECIPE: dict[str, dict[str, str | None]] = {
     "text": {"stage": None, "loss_masking": None},
 }
 KEYS_OF_RECIPE["rung.recipes.text.recipe:Text"] = KEYS_OF_RECIPE["text"]  # a run started with the class itself
+# Values of a recipe's keys that are spelled otherwise today.
+VALUES_OF_RECIPE: dict[str, dict[str, dict[Any, Any]]] = {
+    "world": {"model.warp": {True: "last", False: "none"}},
+}
+VALUES_OF_RECIPE["rung.recipes.world.recipe:World"] = VALUES_OF_RECIPE["world"]
 METRICS = {"look/": "logits/"}  # by prefix
 EVENTS = {"no_looks": "no_activation_stats"}  # by kind
 
@@ -46,6 +51,13 @@ def current_config(tree: dict[str, Any], recipe: object) -> dict[str, Any]:
             for branch in branches:
                 node = node.setdefault(branch, {})
             node.setdefault(leaf, value)
+    for key, current in VALUES_OF_RECIPE.get(str(recipe), {}).items():
+        *branches, leaf = key.split(".")
+        node = tree
+        for branch in branches:
+            node = node.get(branch) if isinstance(node, dict) else None
+        if isinstance(node, dict) and isinstance(node.get(leaf), bool | str):
+            node[leaf] = current.get(node[leaf], node[leaf])
     return tree
 
 

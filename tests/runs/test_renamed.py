@@ -31,6 +31,14 @@ def test_a_key_that_went_away_is_left_out_for_its_recipe_alone() -> None:
     assert current_config(dict(old), "piano") == old
 
 
+def test_an_old_value_is_read_as_todays_and_for_its_recipe_alone() -> None:
+    for recipe in ("world", "rung.recipes.world.recipe:World"):
+        for old, new in ((True, "last"), (False, "none"), ("keyframe", "keyframe")):
+            assert current_config({"model": {"warp": old}}, recipe) == {"model": {"warp": new}}
+    assert current_config({"model": {"warp": True}}, "piano") == {"model": {"warp": True}}
+    assert current_config({"model": {}}, "world") == {"model": {}}
+
+
 def test_the_doctor_reads_old_metrics_and_events_under_todays_names(
     start: Callable[..., Record], tmp_path: Path
 ) -> None:

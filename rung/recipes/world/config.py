@@ -35,7 +35,12 @@ class Model:
     width: int = key(24, "Channels at the finest scale; each coarser one has twice as many, up to 8 times.", low=4)
     depth: int = key(2, "Residual cells at each scale of the decoder; the encoder has half as many.", low=1)
     noise: float = key(1.0, "Scale of the noise that enters at each scale; 0 makes the model deterministic.", low=0)
-    warp: bool = key(True, "Let it also take pixels of the last frame from elsewhere; false makes all colours anew.")
+    warp: Literal["none", "last", "keyframe"] = key(
+        "keyframe",
+        "Where a pixel can be copied from: none (all colours anew), last (the frame before, so what stays in view is "
+        "resampled at every step), keyframe (an older frame by the sum of all motion since, resampled once).",
+    )
+    keyframe_every: int = key(64, "Frames of a rollout between keyframes; with model.warp=keyframe.", low=1)
     discriminator_width: int = key(32, "Channels of the discriminator's first layer.", low=4)
 
     def scales(self) -> list[Scale]:
@@ -68,6 +73,14 @@ class Adversarial:
     lr_scale: float = key(0.5, "Learning rate of the discriminator over that of the generator.", low=0)
     beta1: float = key(0.5, "First moment's decay of the discriminator's optimizer.", low=0, high=0.999)
     every: int = key(1, "Train the discriminator at every n-th step.", low=1)
+
+
+@dataclass
+class Contrast:
+    weight: float = key(
+        0.0, "Weight of the error of local contrast beside the L1 loss, which alone prefers blur; 0 = none.", low=0
+    )
+    size: int = key(8, "Side of the squares that contrast is measured in, in pixels.", low=1)
 
 
 @dataclass
@@ -117,8 +130,12 @@ class Dataset:
     split_gap: float = key(
         2.0, "Seconds thrown away between blocks of time, so that no neighbours are on both sides.", low=0
     )
-    maps: list[str] = key([], "Freedoom maps of the embedded walk, such as [map01, E1M1]; [] = a fixed choice.")
-    num_frames: int = key(12_000, "Frames of the embedded walk, over all maps.", low=100)
+    maps: list[str] = key([], "Freedoom maps of the embedded walks, such as [map01, E1M1]; [] = one fixed map.")
+    unseen_maps: list[str] = key(
+        [],
+        "Maps that are walked for the eval set `unseen` alone; [] = one fixed map if `maps` is [] too, else none.",
+    )
+    num_frames: int = key(12_000, "Frames of the embedded walks, over all maps.", low=100)
 
 
 @dataclass
@@ -141,6 +158,7 @@ class Config:
         "open_loop", "open_loop predicts from real frames; closed_loop, from an open_loop run, also from its own."
     )
     model: Model = section(Model, "The networks.")
+    contrast: Contrast = section(Contrast, "Contrast beside L1.")
     adversarial: Adversarial = section(Adversarial, "The discriminator.")
     closed_loop: ClosedLoop = section(ClosedLoop, "The second stage: learning from its own frames.")
     context: Context = section(Context, "Remembered frames.")

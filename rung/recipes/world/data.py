@@ -20,7 +20,7 @@ import torch
 from rung.data.store import StoreWriter, check_apart
 from rung.errors import ConfigError, DataError
 from rung.recipe import Report
-from rung.recipes.world import controls, geometry, split
+from rung.recipes.world import controls, features, geometry, split
 from rung.recipes.world.config import Dataset
 from rung.recipes.world.memory import shrink
 from rung.recipes.world.sources.episode import Episode, cut
@@ -48,6 +48,7 @@ class Stretch:
     times: np.ndarray  # (K,)
     up: tuple[float, float, float]
     names: list[str]  # of recorded controls
+    split: str | None  # None: to be chosen
     poses: np.ndarray | None  # (K, 4, 4)
     led: np.ndarray | None  # (K, C) recorded controls that led to each frame
 
@@ -91,9 +92,14 @@ def prepare(source: Path | None, out: Path, cfg: Dataset, seed: int, replace: bo
         stretches = reader.read(episodes)
         kind = _kind(stretches, cfg)
         first = _check_agreement(stretches, kind)
-        labels, way = split.assign(
-            [s.times for s in stretches], [s.label for s in stretches], cfg, seed, [s.source for s in stretches]
+        free = [s for s in stretches if s.split is None]
+        chosen, way = split.assign(
+            [s.times for s in free], [s.label for s in free], cfg, seed, [s.source for s in free]
         )
+        given = iter(chosen)
+        labels = [
+            next(given) if s.split is None else np.full(len(s.times), split.SPLITS.index(s.split)) for s in stretches
+        ]
         records = _records(stretches, labels, cfg, reader.dropped)
         total = sum(record.length for record in records)
         for name, wanted in (("validation", cfg.validation), ("test", cfg.test)):
@@ -133,6 +139,7 @@ def prepare(source: Path | None, out: Path, cfg: Dataset, seed: int, replace: bo
             "notes": reader.notes,
             **about_controls,
             "baselines": _measure(writer, records, report),
+            "features": _features(writer, records, cfg, seed, report),
         }
         writer.info.update(info, summary=_summary(info, records, len(stretches), seconds))
         return str(writer.info["summary"])
@@ -190,7 +197,7 @@ class Reader:
                 chosen = numbers[part]
                 yield Stretch(
                     episode.label, source, first, episode.times[chosen], episode.up, episode.control_names,
-                    None if poses is None else poses[chosen], None if led is None else led[part],
+                    episode.split, None if poses is None else poses[chosen], None if led is None else led[part],
                 )  # fmt: skip
                 first += len(chosen)
 
@@ -281,7 +288,7 @@ def _records(stretches: list[Stretch], labels: list[np.ndarray], cfg: Dataset, d
                 continue
             name = split.SPLITS[numbers[start]]
             records.append(Record(name, episode, stretch.first + start, stop - start, slice(start, stop)))
-    for name, share in zip(split.SPLITS, (1.0, cfg.validation, cfg.test)):
+    for name, share in zip(split.CHOSEN, (1.0, cfg.validation, cfg.test)):
         if share > 0 and not any(record.split == name for record in records):
             num_frames = sum(len(stretch.times) for stretch in stretches)
             raise DataError(
@@ -367,6 +374,12 @@ def _measure(writer: StoreWriter, records: list[Record], report: Report) -> dict
         name: {"persistence": copied[name] / num / 127.5, "mean_frame": meant[name] / num / 127.5}
         for name, num in counts.items()
     }
+
+
+def _features(writer: StoreWriter, records: list[Record], cfg: Dataset, seed: int, report: Report) -> dict[str, Any]:
+    divisor = features.divisor_for(cfg.height, divisors(cfg.width, cfg.height))
+    rows = np.concatenate([np.arange(r.start, r.rows.stop) for r in records if r.split == "train"])
+    return features.train(writer.written(array_of(divisor)), rows, divisor, seed, report)
 
 
 def _summary(info: dict[str, Any], records: list[Record], num_episodes: int, seconds: float) -> str:

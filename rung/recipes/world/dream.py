@@ -15,15 +15,17 @@ from rung.random import Draw
 from rung.recipe import Batch, Exported
 from rung.recipes.world.config import Scale
 from rung.recipes.world.memory import Memory, push, to_frame, to_signal
-from rung.recipes.world.model import World
+from rung.recipes.world.model import Anchor, World, new_anchor
 
-Make = Callable[[Memory, int], Tensor]  # what is remembered, and how many frames were made before: B 3 H W
+# What is remembered, the anchor and how many frames were made before -> B 3 H W and the next anchor
+Make = Callable[[Memory, Anchor | None, int], tuple[Tensor, Anchor | None]]
 
 
 def roll(make: Make, memory: Memory, num_frames: int) -> Iterator[tuple[Memory, Tensor]]:
     """What was remembered before each frame, and the frame that was made of it."""
+    anchor: Anchor | None = None
     for number in range(num_frames):
-        signal = make(memory, number)
+        signal, anchor = make(memory, anchor, number)
         yield memory, signal
         if number + 1 < num_frames:
             memory = push(memory, to_frame(signal))
@@ -40,9 +42,18 @@ class Dreamer:
 
     world: World
     context_noise: float = 0.0
+    keyframe_every: int = 64
 
     def make(self, memory: Memory, controls_BU: Tensor, draw: Draw, number: int) -> Tensor:
         """The frame after `memory`; `number` keeps the noise of one rollout's frames apart."""
+        return self.step(memory, None, controls_BU, draw, number)[0]
+
+    def step(
+        self, memory: Memory, anchor: Anchor | None, controls_BU: Tensor, draw: Draw, number: int
+    ) -> tuple[Tensor, Anchor | None]:
+        """The frame after `memory`, and the anchor for the step after it."""
+        if self.world.generator.warp == "keyframe" and (anchor is None or number % self.keyframe_every == 0):
+            anchor = new_anchor(to_signal(memory[0][:, -1]))
         device = controls_BU.device
         seen, level = see(memory), torch.zeros(len(controls_BU), device=device)
         if self.context_noise and not draw.is_eval:
@@ -53,11 +64,14 @@ class Dreamer:
                 a, b, c = (draw.noise(f"context/{number}/{i}/{k}", tuple(picture.shape[1:]), device) for k in range(3))
                 seen[i] = picture + shake * ((a + b + c - 1.5) * 2.0)
         noise = draw.noise(f"noise/{number}", (self.world.generator.noise_size,), device)
-        return self.world.generator(seen, self.world.standard(controls_BU), level, noise)
+        made: tuple[Tensor, Anchor | None] = self.world.generator(
+            seen, self.world.standard(controls_BU), level, noise, anchor
+        )
+        return made
 
     def roll(self, memory: Memory, controls_BTU: Tensor, draw: Draw) -> Iterator[tuple[Memory, Tensor]]:
         """Frames under these controls, each made from those before it."""
-        return roll(lambda m, t: self.make(m, controls_BTU[:, t], draw, t), memory, controls_BTU.shape[1])
+        return roll(lambda m, a, t: self.step(m, a, controls_BTU[:, t], draw, t), memory, controls_BTU.shape[1])
 
 
 def memory_of(batch: Batch) -> Memory:
@@ -75,13 +89,19 @@ class Portable(nn.Module):
         super().__init__()
         self.generator, self.standard = world.generator, world.standard
 
-    def forward(self, controls_BU: Tensor, noise_BN: Tensor, *memory: Tensor) -> Tensor:
+    def forward(self, controls_BU: Tensor, noise_BN: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """`rest` is the memory and, for a model that copies from a keyframe, its anchor."""
+        memory, anchor = list(rest), None
+        if self.generator.warp == "keyframe":
+            *memory, keyframe, flow, known = rest
+            anchor = Anchor(to_signal(keyframe), flow, known)
         level = torch.zeros_like(controls_BU[:, 0])
-        signal = self.generator(see(list(memory)), self.standard(controls_BU), level, noise_BN)
-        return (signal * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        signal, after = self.generator(see(memory), self.standard(controls_BU), level, noise_BN, anchor)
+        frame = (signal * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        return frame if after is None else (frame, after.flow_B2HW, after.known_B1HW)
 
 
-def exported(world: World, scales: Sequence[Scale], names: Sequence[str]) -> Exported:
+def exported(world: World, scales: Sequence[Scale], names: Sequence[str], keyframe_every: int) -> Exported:
     device = next(world.parameters()).device
     inputs = {
         "controls": torch.zeros(1, len(names), device=device),
@@ -95,4 +115,13 @@ def exported(world: World, scales: Sequence[Scale], names: Sequence[str]) -> Exp
     for i, (num_frames, width, height) in enumerate(scales):
         inputs[f"memory_{i}"] = torch.zeros(1, num_frames, height, width, 3, dtype=torch.uint8, device=device)
         notes[f"memory_{i}"] = f"the last {num_frames} frames at {width}x{height}, newest last"
-    return Exported(Portable(world).eval(), inputs, ["frame"], notes)
+    if world.generator.warp != "keyframe":
+        return Exported(Portable(world).eval(), inputs, ["frame"], notes)
+    _, width, height = scales[0]
+    inputs["keyframe"] = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
+    inputs["flow"] = torch.zeros(1, 2, height, width, device=device)
+    inputs["known"] = torch.ones(1, 1, height, width, device=device)
+    notes["keyframe"] = f"the newest frame of memory_0, taken anew every {keyframe_every} frames and kept between"
+    notes["flow"] = "0 with a new keyframe, else next_flow of the frame before"
+    notes["known"] = "1 with a new keyframe, else next_known of the frame before"
+    return Exported(Portable(world).eval(), inputs, ["frame", "next_flow", "next_known"], notes)

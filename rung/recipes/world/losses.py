@@ -1,19 +1,21 @@
 """What the networks of a world are trained for. A target is a frame, and its error a mean over its colours in [-1, 1].
 
-The generator: L1 and, with a weight, fooling the discriminator. The discriminator: the hinge loss and R1, a penalty on
-its gradient at real frames. With a weight of 0 nothing of the discriminator is computed. Evals are always L1 alone: a
-loss that contains the opinion of a network that moves cannot be compared between two steps.
+The generator: L1 and, each with a weight, local contrast and fooling the discriminator. The discriminator: the hinge
+loss and R1, a penalty on its gradient at real frames. With a weight of 0 nothing of the discriminator is computed.
+Evals are always L1 alone: a loss that contains the opinion of a network that moves cannot be compared between two
+steps.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rung.random import Draw
 from rung.recipe import Batch, Loss, Part
-from rung.recipes.world.config import Adversarial
+from rung.recipes.world.config import Adversarial, Contrast
 from rung.recipes.world.dream import Dreamer, memory_of
 from rung.recipes.world.memory import Memory, to_signal
 
@@ -25,18 +27,48 @@ def l1(made_B3HW: Tensor, real_B3HW: Tensor) -> Tensor:
     return (made_B3HW.float() - real_B3HW).abs().mean(dim=(1, 2, 3))
 
 
+def contrast_error(made_B3HW: Tensor, real_B3HW: Tensor, size: int) -> Tensor:
+    """(B,) by how much the strength of edges in squares of this side differs, wherever in the square they are.
+
+    L1 prefers grey to an edge that is a pixel off; this does not care about the pixel and sees the grey.
+    """
+
+    def strength(picture: Tensor) -> Tensor:
+        squares = gradient_energy(picture)
+        side = min(size, *squares.shape[-2:])
+        return (F.avg_pool2d(squares, side, stride=max(1, side // 2)) + 1e-4).sqrt()
+
+    return (strength(made_B3HW.float()) - strength(real_B3HW)).abs().mean(dim=(1, 2, 3))
+
+
+def gradient_energy(picture_B3HW: Tensor) -> Tensor:
+    """(B, 3, H - 1, W - 1): the squared differences to the neighbours on the right and below."""
+    right = picture_B3HW[..., :-1, 1:] - picture_B3HW[..., :-1, :-1]
+    below = picture_B3HW[..., 1:, :-1] - picture_B3HW[..., :-1, :-1]
+    return right.square() + below.square()
+
+
 class GeneratorLoss:
     """Rolls out as many frames as the batch has. The first is made from real frames, the others from its own."""
 
-    def __init__(self, dreamer: Dreamer, cfg: Adversarial, has_rollouts: bool) -> None:
+    def __init__(self, dreamer: Dreamer, cfg: Adversarial, contrast: Contrast, has_rollouts: bool) -> None:
         self._dreamer, self._weight, self._has_rollouts = dreamer, cfg.weight, has_rollouts
+        self._contrast, self._contrast_size = contrast.weight, contrast.size
 
     def __call__(self, batch: Batch, draw: Draw) -> Loss:
+        if batch["valid"].ndim == 3:  # a group of moments, of which this is about the first frames
+            num_moments = batch["valid"].shape[1]
+            draw = Draw(draw.seed, draw.step, np.arange(len(batch["valid"]) * num_moments))
+            batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
+            batch |= {name: batch[name][:, :1] for name in ("frames", "controls", "valid")}
         real, valid, world = to_signal(batch["frames"]), batch["valid"], self._dreamer.world
         has_opponent = self._weight > 0 and not draw.is_eval
-        errors, fooled, ratios = [], [], []
+        has_contrast = self._contrast > 0 and not draw.is_eval
+        errors, flat, fooled, ratios = [], [], [], []
         for t, (memory, made) in enumerate(self._dreamer.roll(memory_of(batch), batch["controls"], draw)):
             errors.append(l1(made, real[:, t]))
+            if has_contrast:
+                flat.append(contrast_error(made, real[:, t], self._contrast_size))
             if has_opponent:
                 condition = world.standard(batch["controls"][:, t])
                 scores = world.discriminator(made, last_of(memory), condition).float().mean(dim=(1, 2, 3))
@@ -49,10 +81,16 @@ class GeneratorLoss:
         if self._has_rollouts:
             parts["from_real"] = (error_BT[:, 0].sum(), valid[:, 0].sum())
             parts["from_own"] = (error_BT[:, 1:].sum(), valid[:, 1:].sum())
+        if has_contrast or has_opponent:
+            parts["l1"] = (total, count)
+        if has_contrast:
+            contrast = (torch.stack(flat, dim=1) * valid).sum()
+            parts["contrast"] = (contrast, count)
+            total = total + self._contrast * contrast
         if has_opponent:
             fooling = (torch.stack(fooled, dim=1) * valid).sum()
             no_ratio = (total.new_zeros(()), total.new_zeros(()))
-            parts |= {"l1": (total, count), "fooling": (fooling, count)}
+            parts["fooling"] = (fooling, count)
             parts["grad_ratio"] = (torch.stack(ratios, dim=1).sum(), count) if ratios else no_ratio
             total = total + self._weight * fooling
         return Loss(total, count, parts)

@@ -19,8 +19,12 @@ from rung.random import Draw
 from rung.recipe import View
 from rung.recipes.world.config import Scale
 from rung.recipes.world.dream import Dreamer
-from rung.recipes.world.memory import Memory, push, recall, span, to_frame
+from rung.recipes.world.losses import gradient_energy
+from rung.recipes.world.memory import Memory, push, recall, span, to_frame, to_signal
+from rung.recipes.world.model import Anchor
 from rung.recipes.world.stream import array_of, divisor_of
+
+MOST_LOOKED_AT = 500  # frames, to find a good place to begin
 
 
 class WorldPlayer:
@@ -49,6 +53,28 @@ class WorldPlayer:
         if not self.places:
             raise UserError(f"{store.path} has no stretch of {past + 1} frames to begin a walk in", code="too-few")
         self.past = past
+        # The best place comes first, and `start` says where in it; the others stay in the order of the recording.
+        best, self.start = self._best_start()
+        self.places.insert(0, self.places.pop(best))
+
+    def _best_start(self) -> tuple[int, int]:
+        """The place and the offset whose last remembered frame is brightest and richest in edges.
+
+        Right before a wall there is little to see, and a dark corner is no welcome: brightness times gradient energy.
+        The last second of a recording is left out, so that one can follow it for a while.
+        """
+        spans = [range(max(1, r["length"] - self.past - round(self.store.info["rate_hz"]))) for r in self.places]
+        every = max(1, sum(map(len, spans)) // MOST_LOOKED_AT)
+        best, found = -1.0, (0, 0)
+        for place, (record, offsets) in enumerate(zip(self.places, spans)):
+            if record["split"] == "unseen" and len(self.places) > 1:  # the model has never been there
+                continue
+            for offset in offsets[::every]:
+                frame = to_signal(torch.from_numpy(np.array(self.frames[record["start"] + self.past + offset - 1])))
+                score = float((frame.mean() + 1) * gradient_energy(frame[None]).mean())
+                if score > best:
+                    best, found = score, (place, offset)
+        return found
 
     def about(self) -> dict[str, Any]:
         finest = self.scales[0]
@@ -61,6 +87,7 @@ class WorldPlayer:
                 for name, low, high in zip(self.names, self.low.tolist(), self.high.tolist())
             ],
             "intents": list(self.intents),
+            "start": {"place": 0, "offset": self.start},
             "places": [
                 {"label": f"{r['label']} ({r['split']})", "length": r["length"] - self.past} for r in self.places
             ],
@@ -96,6 +123,7 @@ class WorldWalk:
         self._player, self._begin, self._end = player, begin, end
         frames = torch.from_numpy(np.array(player.frames[begin - player.past : begin]))
         self._memory: Memory = recall(frames[None].to(player.device), player.scales)
+        self._anchor: Anchor | None = None
         self._num_steps = 0  # made so far: each has its own noise
         self._is_on_path = True
         # Angles are no moves: from poses they are among the controls all the same, as the walk has left them.
@@ -132,7 +160,7 @@ class WorldWalk:
         player = self._player
         controls = torch.from_numpy(given[None]).float().to(player.device)
         draw = Draw(player.seed, -1, np.array([0]))
-        signal = player.dreamer.make(self._memory, controls, draw, self._num_steps)
+        signal, self._anchor = player.dreamer.step(self._memory, self._anchor, controls, draw, self._num_steps)
         if not torch.isfinite(signal).all():
             raise UserError(
                 "the model made a frame that is not finite; play an earlier save with --at", code="not-finite"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from rung.data.store import Store
     from rung.recipes.world.dream import Dreamer
+    from rung.recipes.world.features import Features
     from rung.recipes.world.model import World as Networks
 
 SIZE = ("base_dataset_name", "width", "height")  # a store serves every size its frames can be halved to
@@ -79,7 +80,7 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         return store
 
     def streams(self, split: str | None = None) -> Mapping[str, Stream]:
-        from rung.recipes.world.stream import Moments
+        from rung.recipes.world.stream import Dreams, Moments
 
         streams: dict[str, Stream] = {}
         if split is None:
@@ -97,8 +98,25 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         every = max(1, next_frames.num_rows // wanted) if wanted else horizon
         rollouts = Moments(self.store, split, self.scales, lambda step: horizon, every)
         if self._is_closed:  # the first set chooses the best save, and this stage is trained for rollouts
-            return streams | {"rollout": rollouts, split: next_frames}
-        return streams | {split: next_frames, "rollout": rollouts}
+            streams |= {"rollout": rollouts, split: next_frames}
+        else:
+            streams |= {split: next_frames, "rollout": rollouts}
+        if split != "unseen" and "unseen" in self.store.splits:
+            unseen = Moments(self.store, "unseen", self.scales)
+            every = max(1, unseen.num_rows // wanted) if wanted else horizon
+            streams["unseen"] = Moments(self.store, "unseen", self.scales, lambda step: horizon, every)
+        if self._feature_divisor:
+            dreams = Dreams(self.store, split, self.scales, self._horizons, wanted)
+            streams |= {"dreams": dreams} if dreams.num_rows else {}
+        return streams
+
+    @property
+    def _feature_divisor(self) -> int:
+        """By what the model's frames are shrunk for the network of features; 0 where there is none for them."""
+        from rung.recipes.world.stream import divisor_of
+
+        kept = self.store.info.get("features")  # stores made before have none
+        return kept["divisor"] // divisor_of(self.store, self.scales) if kept else 0
 
     def model(self) -> nn.Module:
         import torch
@@ -111,7 +129,10 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         cfg, info = self.cfg.model, self.store.info
         num_controls = len(info["controls"])
         generator = nets.Generator(self.scales, num_controls, cfg.width, cfg.depth, cfg.noise, cfg.warp)
-        discriminator = nets.Discriminator(num_controls, cfg.discriminator_width, min(self.scales[0][1:]))
+        is_trained = self.cfg.adversarial.weight > 0
+        discriminator = nets.Discriminator(
+            num_controls, cfg.discriminator_width, min(self.scales[0][1:]), is_trained=is_trained
+        )
         standard = nets.Standard(info["statistics"]["mean"], info["statistics"]["std"])
         mean_frame = torch.tensor(self.store.arrays["mean_frame"][0])
         mean_frame = to_signal(shrink(mean_frame, divisor_of(self.store, self.scales)))
@@ -125,11 +146,13 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         world, cfg, dreamer = cast("Networks", model), self.cfg.adversarial, self._dreamer(model)
         in_place = Compile([world.generator])  # not the discriminator: R1 differentiates it twice
         group = ParameterGroup("generator", world.generator.parameters())
-        generator = Objective("generator", [group], GeneratorLoss(dreamer, cfg, self._is_closed), compile=in_place)
+        loss = GeneratorLoss(dreamer, cfg, self.cfg.contrast, self._is_closed)
+        generator = Objective("generator", [group], loss, compile=in_place)
         betas = (cfg.beta1, 0.999)
         group = ParameterGroup("discriminator", world.discriminator.parameters(), lr_scale=cfg.lr_scale, betas=betas)
-        loss = DiscriminatorLoss(dreamer, cfg)
-        discriminator = Objective("discriminator", [group], loss, every=cfg.every, compile=in_place)
+        discriminator = Objective(
+            "discriminator", [group], DiscriminatorLoss(dreamer, cfg), every=cfg.every, compile=in_place
+        )
         if cfg.weight:
             return [generator, discriminator]
         world.discriminator.requires_grad_(False)  # nobody trains it
@@ -138,16 +161,25 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
     def _dreamer(self, model: nn.Module) -> Dreamer:
         from rung.recipes.world.dream import Dreamer
 
-        return Dreamer(cast("Networks", model), self.cfg.context.noise)
+        return Dreamer(cast("Networks", model), self.cfg.context.noise, self.cfg.model.keyframe_every)
 
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
         from rung.recipes.world import metrics
 
         dreamer = self._dreamer(model)
+        if batch["valid"].ndim == 3:
+            net = self._features.to(batch["valid"].device)
+            return metrics.distance(dreamer, batch, draw, self._horizons, net, self._feature_divisor)
         if batch["frames"].shape[1] == 1:
             return metrics.next_frame(dreamer, batch, draw)
-        measured = metrics.rollout(dreamer, batch, draw, self._horizons)
+        measured = metrics.rollout(dreamer, batch, draw, self._horizons, self.intents)
         return measured | metrics.response(dreamer, batch, draw, self.intents)
+
+    @cached_property
+    def _features(self) -> Features:
+        from rung.recipes.world.features import load
+
+        return load(self.store.info["features"])
 
     @property
     def intents(self) -> dict[str, tuple[int, float, float]]:
@@ -160,9 +192,13 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
         }
 
     def identity(self) -> Identity:
+        metrics = {"loss": "L1 of the next frame, colours in [-1, 1]", "mask": "none"}
+        kept = self.store.info.get("features")
+        measured = [f"{name}@{at}" for name in ("feature_distance", "told_apart") for at in self._horizons]
         return Identity(
             {"controls": self.store.info["controls"], "memory": self.cfg.model.memory},
-            {"loss": "L1 of the next frame, colours in [-1, 1]", "mask": "none"},
+            metrics,
+            {name: metrics | {"features": kept["fingerprint"]} for name in measured} if kept else {},
         )
 
     def inputs(self) -> Sequence[Input]:
@@ -186,7 +222,8 @@ class World(Recipe, Prepares, Reports, Exports, Plays):
     def export(self, model: nn.Module) -> Exported:
         from rung.recipes.world.dream import exported
 
-        return exported(cast("Networks", model), self.scales, self.store.info["controls"])
+        every = self.cfg.model.keyframe_every
+        return exported(cast("Networks", model), self.scales, self.store.info["controls"], every)
 
     @classmethod
     def prepare(

@@ -15,7 +15,8 @@ from rung.random import key_of
 from rung.recipes.world.config import Dataset
 from rung.recipes.world.sources.episode import onward
 
-SPLITS = ("train", "validation", "test")
+CHOSEN = ("train", "validation", "test")  # here; the last split is the source's to say: a place nobody learns from
+SPLITS = (*CHOSEN, "unseen")
 NOWHERE = -1  # the gap around a block
 ENOUGH_EPISODES = 4
 BLOCK_S, BLOCK_FRAMES = 4.0, 96  # a block is no shorter than either, as far as the share allows: a memory and a

@@ -79,6 +79,10 @@ class Moments(Stream):
         arrays["other_controls"] = self._controls[self._moments[other]]
         return arrays
 
+    def whole(self) -> np.ndarray:
+        """The rows of an eval that do not end before their length."""
+        return np.flatnonzero(self._moments + self.length(-1) <= self._ends)
+
     def trivial(self, mean_frame: np.ndarray) -> dict[str, float]:
         """The L1 of copying the last frame and of showing this one, over all moments or MOST_TRIVIAL of them."""
         chosen = self._moments[np.linspace(0, self.num_rows - 1, min(self.num_rows, MOST_TRIVIAL)).astype(int)]
@@ -90,6 +94,36 @@ class Moments(Stream):
             copied += float(np.abs(frame - self._frames[t - 1]).mean())
             meant += float(np.abs(frame - shown).mean())
         return {"persistence": copied / len(chosen) / 127.5, "mean_frame": meant / len(chosen) / 127.5}
+
+
+class Dreams(Stream):
+    """One row: `num_moments` moments spread over a split, for what can only be measured on all of them together.
+
+    Rows {memory_0.. (moments, n, h, w, 3), frames (moments, horizons, H, W, 3), controls (moments, length, C), valid
+    and other_controls}: of the real frames only those after so many steps that something is measured at.
+    """
+
+    def __init__(
+        self, store: Store, split: str, scales: Sequence[Scale], horizons: Sequence[int], num_moments: int
+    ) -> None:
+        length = max(horizons)
+        self._moments = Moments(store, split, scales, lambda step: length)
+        self.stores = [store]
+        self.horizons = list(horizons)
+        # Those with real frames up to the end; fewer where there are not that many.
+        self._chosen = self._moments.whole()
+        if num_moments:
+            every = np.linspace(0, len(self._chosen) - 1, min(num_moments, len(self._chosen))).astype(int)
+            self._chosen = self._chosen[every]
+        self.num_rows = min(1, len(self._chosen))
+        self.fingerprint = f"{self._moments.fingerprint}/{len(self._chosen)} together"
+
+    def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
+        chosen = Draw(draw.seed, draw.step, np.arange(len(self._chosen)))
+        arrays = self._moments.gather(self._chosen, chosen)
+        at = [horizon - 1 for horizon in self.horizons]
+        arrays["frames"], arrays["valid"] = arrays["frames"][:, at], arrays["valid"][:, at]
+        return {name: np.repeat(array[None], len(ids), axis=0) for name, array in arrays.items()}
 
 
 def stretches(frames: np.ndarray, starts: np.ndarray, num_frames: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def test_an_oracle_remembers_the_truth(store: Store, num_made: int, scales: list
     rows = np.array([0, 3, 20])
     batch = {k: torch.from_numpy(v) for k, v in stream.gather(rows, Draw(0, 0, rows)).items()}
     real = to_signal(batch["frames"])
-    remembered = [m for m, _ in roll(lambda _, t: real[:, t], memory_of(batch), num_made + 1)]
+    remembered = [m for m, _ in roll(lambda m, a, t: (real[:, t], a), memory_of(batch), num_made + 1)]
     assert len(remembered) == num_made + 1
     later = stream.gather(rows + num_made, Draw(0, 0, rows))  # the rows that begin where the rollout has come to
     for level, want in zip(remembered[-1], memory_of({k: torch.from_numpy(v) for k, v in later.items()}), strict=True):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from rung.engine.build import Setup
 from rung.engine.clock import Clock
 from rung.engine.evaluate import eval_mode
 from rung.engine.state import set_training
 from rung.random import Draw
-from rung.recipes.world.dream import memory_of
+from rung.recipes.world.dream import Dreamer, memory_of
 from rung.recipes.world.losses import last_of
 from rung.recipes.world.memory import to_signal
-from rung.recipes.world.metrics import motion
+from rung.recipes.world.metrics import motion, rollout
 from rung.recipes.world.model import World
 from tests.contract.cases import world as world_case
 from tests.recipes.world.stores import write_store
@@ -95,6 +98,52 @@ def test_baselines_are_plain_means_over_the_same_rows(data: Path) -> None:
         inside = [s for s in starts if s + horizon <= 100]
         want = np.mean([np.abs(frames[s + horizon - 1] - frames[s - 1]).mean() for s in inside])
         assert found["rollout"][f"persistence@{horizon}"] == pytest.approx(want, rel=1e-5)
+
+
+class Oracle(Dreamer):
+    """Dreams the real frames, or what `change` makes of them."""
+
+    def __init__(self, setup: Setup, real: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(setup.recipe._dreamer(setup.state.model).world)  # type: ignore[attr-defined]
+        object.__setattr__(self, "frames", change(real))
+
+    def step(self, memory: Any, anchor: Any, controls: Any, draw: Any, number: int) -> Any:
+        frames: torch.Tensor = self.frames  # type: ignore[attr-defined]
+        return frames[:, min(number, frames.shape[1] - 1)], None
+
+
+def softened(frames: torch.Tensor) -> torch.Tensor:
+    flat = frames.flatten(0, 1)
+    return F.avg_pool2d(F.pad(flat, (2,) * 4, mode="replicate"), 5, stride=1).unflatten(0, frames.shape[:2])
+
+
+def test_sharpness_is_gradient_energy_over_that_of_real_frames(data: Path) -> None:
+    setup = world_case(data).setup(*OVERRIDES, "adversarial.weight=0")
+    stream = setup.streams["rollout"]
+    rows = np.arange(10)
+    batch = {k: torch.from_numpy(v) for k, v in stream.gather(rows, Draw(0, -1, rows)).items()}
+    real, draw, intents = to_signal(batch["frames"]), Draw(0, -1, rows), setup.recipe.intents  # type: ignore[attr-defined]
+    found = {
+        name: rollout(Oracle(setup, real, change), batch, draw, [1, 2, 4, 8], intents)
+        for name, change in (("same", lambda x: x), ("soft", softened))
+    }
+    for at in (1, 8):
+        energy, of_real = found["same"][f"sharpness@{at}"]
+        assert (energy / of_real).item() == pytest.approx(1)
+        right, below = (np.diff(real[:, at - 1].numpy().astype(np.float64), axis=axis) for axis in (-1, -2))
+        want = (right[:, :, :-1] ** 2 + below[:, :, :, :-1] ** 2).mean(axis=(1, 2, 3))
+        valid = batch["valid"][:, at - 1].numpy()
+        assert of_real.item() == pytest.approx((want * valid).sum(), rel=1e-5)
+        soft, _ = found["soft"][f"sharpness@{at}"]
+        assert soft / of_real < 0.8
+    assert "sharpness@2" not in found["same"]
+    # The meter of moves reads real frames alike, whether they are called dreamed or real.
+    for intent in ("turn", "forward", "look"):
+        late, of_real = (found["same"][f"{intent}_followed_{kind}"] for kind in ("late", "real"))
+        assert late[0] == of_real[0]
+        assert late[1] == of_real[1] > 0
+        assert of_real[0] / of_real[1] > 0.8
+        assert found["same"][f"{intent}_right_late"][1] == batch["valid"][:, -1].sum()
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from rung.recipe import Player
 from rung.recipes.world.memory import to_frame
 from tests.contract.cases import world as world_case
 from tests.errors import raises_code
+from tests.recipes.world.stores import write_store
+from tests.recipes.world.synthetic import Film
 
 
 @pytest.fixture
@@ -145,6 +147,32 @@ def test_two_walks_share_nothing(player: Player) -> None:
 def test_controls_change_the_picture(player: Player) -> None:
     left, right = (player.walk(0).step({"turn": way}).frame.astype(int) for way in (-1.0, 1.0))
     assert np.abs(left - right).max() > 0
+
+
+def test_a_walk_begins_where_there_is_something_to_see(tmp_path: Path) -> None:
+    """Not in the dark, not before a blank wall, and not on a map that the model does not know."""
+
+    def change(episode: int, reel: Film) -> Film:
+        frames = np.full_like(reel.frames, (20, 220, 20, 90)[episode])  # dark; bright and blank; dark; unseen
+        rng = np.random.default_rng(episode)
+        if episode == 2:
+            frames[30:33] = rng.integers(120, 256, frames[30:33].shape)
+        if episode == 3:
+            frames[:] = rng.integers(100, 256, frames.shape)
+        return reel._replace(frames=frames)
+
+    path = write_store(
+        tmp_path / "world", (60, 60, 60, 60), splits=("train", "train", "validation", "unseen"), change=change
+    )
+    setup = world_case(path).setup("adversarial.weight=0")
+    player = setup.recipe.player(setup.state.model.eval())
+    about = player.about()
+    assert [place["label"] for place in about["places"]] == [
+        "film 2 (validation)", "film 0 (train)", "film 1 (train)", "film 3 (unseen)",
+    ]  # fmt: skip
+    assert about["start"]["place"] == 0
+    assert 31 <= about["start"]["offset"] + 4 <= 33  # the newest of 4 remembered frames is one of the bright ones
+    player.walk(**about["start"]).step({})
 
 
 def test_what_is_told_is_plain_and_places_are_checked(player: Player) -> None:

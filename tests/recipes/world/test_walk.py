@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rung.data.store import Store
 from rung.errors import DataError
 from rung.recipes.world.config import Dataset
+from rung.recipes.world.data import prepare
 from rung.recipes.world.geometry import move_between
 from rung.recipes.world.sources.episode import Episode
 from rung.recipes.world.walk import episodes as walk
@@ -136,6 +138,32 @@ def test_the_same_seed_gives_the_same_bytes(vizdoom: None) -> None:
     assert not np.array_equal(alone.frames, another.frames)  # type: ignore[arg-type]
 
 
+def test_a_place_is_walked_again_and_again_and_another_map_lies_beside_it(vizdoom: None, tmp_path: Path) -> None:
+    cfg = Dataset(num_frames=2400, width=32, height=24)
+    prepare(None, tmp_path / "world", cfg, 5, False, ignore)
+    store = Store.open(tmp_path / "world")
+    place, unseen = walk.PLACE[0], walk.UNSEEN[0]
+    of_split = {split: {store.index[n]["label"] for n in store.split(split)} for split in store.splits}
+    assert of_split["unseen"] == {unseen}
+    assert of_split["train"] | of_split["validation"] == {f"{place} walk {n}" for n in range(1, 5)}
+    assert len(of_split["validation"]) == 1  # a whole walk
+    lengths = {split: int(store.lengths[store.split(split)].sum()) for split in store.splits}
+    assert lengths == {"train": 1650, "validation": 550, "unseen": 200}
+    # All begin at the same spot, and go their own ways from there.
+    where = store.arrays["poses"][:, :2, 3]
+    begins = [where[start] for start, record in zip(store.starts, store.index) if record["split"] != "unseen"]
+    assert np.ptp(begins, axis=0).max() < 64
+    walks = [where[store.starts[n] : store.starts[n] + 200] for n in range(4)]
+    assert len({one.tobytes() for one in walks}) == 4
+
+
+def test_maps_of_ones_own_have_no_other_beside_them(vizdoom: None) -> None:
+    assert [e.split for e in episodes("E1M1", "map01", num_frames=100, width=32, height=24)] == [None, None]
+    cfg = Dataset(maps=["E1M1"], unseen_maps=["map01"], num_frames=120, width=32, height=24)
+    found = [(e.label, e.num_frames, e.split) for e in walk.walk_episodes(cfg, 0, ignore)]
+    assert found == [("E1M1", 110, None), ("map01", 10, "unseen")]
+
+
 def test_sizes_and_shares(vizdoom: None) -> None:
     small = list(episodes("map02", "E2M1", "map01", num_frames=101, width=64, height=48))
     assert [(e.label, e.num_frames) for e in small] == [("map02", 34), ("E2M1", 34), ("map01", 33)]
@@ -179,8 +207,18 @@ def test_unknown_maps() -> None:
         next(episodes("E5M1"))
     with raises_code("bad-value"):
         next(episodes("map01", "MAP01"))
-    assert walk.check_maps(["e1m1", "MAP07"]) == ["E1M1", "map07"]
-    assert set(walk.check_maps([])) <= set(walk.MAPS)
+    with raises_code("no-map"):
+        walk.check_maps([], ["map33"])
+    with raises_code("bad-value"):
+        walk.check_maps(["map01"], ["Map01"])
+    with raises_code("bad-value"):
+        walk.check_maps([], walk.PLACE)
+    with raises_code("bad-value"):
+        walk.check_maps([], [f"map{number:02d}" for number in range(1, 8)])
+    assert walk.check_maps(["e1m1", "MAP07"], []) == (["E1M1", "map07"], [])
+    assert walk.check_maps(["E1M1"], ["MAP07"]) == (["E1M1"], ["map07"])
+    place, unseen = walk.check_maps([], [])
+    assert len(set(place + unseen)) == len(place) + len(unseen) == 2
 
 
 def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ class Episode:
     controls: np.ndarray | None = None  # (M, C) as recorded, NaN where unknown
     control_times: np.ndarray | None = None  # as pose_times
     control_names: list[str] = field(default_factory=list)
+    split: str | None = None  # the split that all of it belongs to; None: to be chosen
     breaks: np.ndarray | None = None  # numbers of frames that do not follow the one before: some between are gone
     notes: list[str] = field(default_factory=list)  # what was assumed, in sentences for the summary
     dropped: dict[str, int] = field(default_factory=dict)  # what the source itself left out, by reason

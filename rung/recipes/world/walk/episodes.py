@@ -1,9 +1,10 @@
 """The embedded data of the world recipe: seeded walks through Freedoom maps in ViZDoom.
 
-The same seed, maps and sizes give the same bytes on one platform, and a map's walk does not depend on the other maps. A
-recorder process per map works in a temporary folder, so ViZDoom is never imported here. The engine draws heights 1.2
-times too tall, as on the screens of 1993, and shifts the picture instead of turning it to look up or down; poses have
-the angle that was asked for.
+A map is walked again and again, each time another way from the same start, so that some walks can be held out of a
+place that the others know. The same seed, maps and sizes give the same bytes on one platform, and a walk does not
+depend on the others. A recorder process per walk works in a temporary folder, so ViZDoom is never imported here. The
+engine draws heights 1.2 times too tall, as on the screens of 1993, and shifts the picture instead of turning it to look
+up or down; poses have the angle that was asked for.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from rung.recipes.world.geometry import from_angles
 from rung.recipes.world.sources.episode import Episode
 from rung.recipes.world.walk.walker import CONTROLS
 
-# Wide and narrow, bright and dark, indoors and out; with three seeds, 90 % of all steps got somewhere.
-CHOICE = ["E1M1", "E1M5", "E2M1", "E2M7", "E3M1", "E3M5", "E4M3", "map01", "map10", "map11", "map20", "map23"]
+PLACE, UNSEEN = ["E1M5"], ["E2M9"]  # both bright and rich in texture, so that they can be compared
+WALK_FRAMES = 500  # of one walk: long enough to leave the room, short enough to hold two of them out
 MAPS = [f"E{episode}M{number}" for episode in range(1, 5) for number in range(1, 10)]
 MAPS += [f"map{number:02d}" for number in range(1, 33)]
 # What ViZDoom can draw with square pixels: 4:3 and 16:9
@@ -45,18 +46,24 @@ TIC_S = 1 / 35
 
 def walk_episodes(cfg: config.Dataset, seed: int, report: Report) -> Iterator[Episode]:
     """Walks of `cfg.num_frames` frames in all, map by map; frames have the config's size wherever ViZDoom can be
-    averaged down to it exactly, and else a larger one. A map is one episode, or more where a walk was cut short."""
-    maps = check_maps(cfg.maps)
+    averaged down to it exactly, and else a larger one. A walk is one episode, or more where it was cut short."""
+    maps, unseen = check_maps(cfg.maps, cfg.unseen_maps)
     width, height, factor = drawn_size(cfg.width, cfg.height)
-    shares = [cfg.num_frames // len(maps) + (place < cfg.num_frames % len(maps)) for place in range(len(maps))]
+    # The unseen maps get a twelfth each: enough to evaluate on, and it is nothing to learn from.
+    beside = {name: cfg.num_frames // 12 for name in unseen}
+    num_frames = cfg.num_frames - sum(beside.values())
+    shares = {name: share for name, share in zip(maps, divide(num_frames, len(maps)))} | beside
     package = find_package(report)
-    waiting = deque(
-        {
-            "package": str(package), "wad": "freedoom1.wad" if name.startswith("E") else "freedoom2.wad", "map": name,
-            "seed": key_of(seed, "walk", name), "width": width, "height": height, "factor": factor, "num_frames": share,
-        }
-        for name, share in zip(maps, shares)
-    )  # fmt: skip
+    waiting: deque[dict[str, Any]] = deque()
+    for name, share in shares.items():
+        walks = divide(share, max(1, share // WALK_FRAMES))
+        for number, length in enumerate(walks):
+            waiting.append({
+                "package": str(package), "wad": "freedoom1.wad" if name.startswith("E") else "freedoom2.wad",
+                "map": name, "label": f"{name} walk {number + 1}" if len(walks) > 1 else name,
+                "seed": key_of(seed, "walk", name, *([number] if number else [])), "width": width, "height": height,
+                "factor": factor, "num_frames": length, "split": "unseen" if name in beside else None,
+            })  # fmt: skip
     running: deque[Recording] = deque()
     num_done = 0
     try:
@@ -66,7 +73,7 @@ def walk_episodes(cfg: config.Dataset, seed: int, report: Report) -> Iterator[Ep
             recording = running.popleft()
             try:
                 for now in recording.wait():
-                    report(f"walking in {recording.job['map']}", num_done + now, cfg.num_frames)
+                    report(f"walking in {recording.job['label']}", num_done + now, cfg.num_frames)
                 yield from recording.episodes()
             finally:
                 recording.close()
@@ -77,20 +84,35 @@ def walk_episodes(cfg: config.Dataset, seed: int, report: Report) -> Iterator[Ep
             recording.close()
 
 
-def check_maps(wanted: Sequence[str]) -> list[str]:
-    """The maps to walk in, spelled as we do."""
+def divide(total: int, num_parts: int) -> list[int]:
+    """Nearly equal parts."""
+    return [total // num_parts + (place < total % num_parts) for place in range(num_parts)]
+
+
+def check_maps(maps: Sequence[str], unseen: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The maps to learn from and those only to evaluate on, spelled as we do."""
     spelled = {name.lower(): name for name in MAPS}
-    for name in wanted:
-        if name.lower() not in spelled:
-            raise ConfigError(
-                f"dataset.maps: Freedoom has no map {name!r}, only E1M1 to E4M9 and map01 to map32", code="no-map"
-            )
-    maps = [spelled[name.lower()] for name in wanted or CHOICE]
-    if len(set(maps)) < len(maps):
+    for key, wanted in (("maps", maps), ("unseen_maps", unseen)):
+        for name in wanted:
+            if name.lower() not in spelled:
+                raise ConfigError(
+                    f"dataset.{key}: Freedoom has no map {name!r}, only E1M1 to E4M9 and map01 to map32", code="no-map"
+                )
+    beside = [spelled[name.lower()] for name in unseen or ([] if maps else UNSEEN)]
+    chosen = [spelled[name.lower()] for name in maps or PLACE]
+    named = chosen + beside
+    if len(set(named)) < len(named):
+        twice = next(name for name in named if named.count(name) > 1)
         raise ConfigError(
-            f"dataset.maps={list(wanted)} names a map twice; its two walks would be the same", code="bad-value"
+            f"dataset.maps={list(maps)} dataset.unseen_maps={list(unseen)}: {twice} is there twice; name each map once",
+            code="bad-value",
         )
-    return maps
+    if len(beside) > 6:
+        raise ConfigError(
+            f"dataset.unseen_maps names {len(beside)} maps; each gets a twelfth of the frames, so 6 are the most",
+            code="bad-value",
+        )
+    return chosen, beside
 
 
 def drawn_size(width: int, height: int) -> tuple[int, int, int]:
@@ -155,7 +177,7 @@ class Recording:
             lines = self.log.read().decode("utf-8", "replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
             raise DataError(
-                f"the walk in {self.job['map']} broke off ({last}); try other dataset.maps, or pass --from a folder "
+                f"the walk in {self.job['label']} broke off ({last}); try other dataset.maps, or pass --from a folder "
                 "with videos",
                 code="walk-failed",
             )
@@ -168,7 +190,8 @@ class Recording:
             (rows,) = np.nonzero(steps["life"] == life)
             lived, first = steps[rows], int(rows[0])
             yield Episode(
-                label=self.job["map"],
+                label=self.job["label"],
+                split=self.job["split"],
                 times=lived["tic"] * TIC_S,
                 frames=frames[first : first + len(rows)],
                 poses=from_angles(lived["pose"]),
