@@ -159,15 +159,20 @@ def near_duplicates(records: list[Record]) -> list[list[str]]:
             owners.append(np.full(len(hashed), number_of[record.take.piece]))
     if not runs:
         return []
-    known = np.unique(np.rec.fromarrays([np.concatenate(runs), np.concatenate(owners)], names="run,owner"))
-    num_runs = np.bincount(known["owner"], minlength=len(pieces))
-    changes = np.append(True, known["run"][1:] != known["run"][:-1])
-    known = known[np.bincount(np.cumsum(changes) - 1)[np.cumsum(changes) - 1] <= MOST_PIECES]
+    run, owner = np.concatenate(runs), np.concatenate(owners)
+    order = np.lexsort((owner, run))
+    run, owner = run[order], owner[order]
+    is_first = np.append(True, (run[1:] != run[:-1]) | (owner[1:] != owner[:-1]))  # a piece may repeat itself
+    run, owner = run[is_first], owner[is_first]
+    num_runs = np.bincount(owner, minlength=len(pieces))
+    number = np.cumsum(np.append(True, run[1:] != run[:-1])) - 1
+    is_rare = np.bincount(number)[number] <= MOST_PIECES
+    run, owner = run[is_rare], owner[is_rare]
     pairs = [
-        known["owner"][:-by][is_same] * len(pieces) + known["owner"][by:][is_same]
-        for by in range(1, MOST_PIECES)
-        for is_same in [known["run"][:-by] == known["run"][by:]]
+        (owner[:-by] * len(pieces) + owner[by:])[run[:-by] == run[by:]] for by in range(1, min(MOST_PIECES, len(run)))
     ]
+    if not pairs:
+        return []
     codes, num_shared = np.unique(np.concatenate(pairs), return_counts=True)
     firsts, seconds = np.divmod(codes, len(pieces))
     is_near = num_shared >= SHARED * np.minimum(num_runs[firsts], num_runs[seconds])
@@ -175,7 +180,8 @@ def near_duplicates(records: list[Record]) -> list[list[str]]:
     for first, second in zip(firsts[is_near].tolist(), seconds[is_near].tolist()):
         joined = group_of[pieces[first]] | group_of[pieces[second]]
         group_of |= dict.fromkeys(joined, joined)
-    return sorted({tuple(sorted(group)) for group in group_of.values() if len(group) > 1})
+    groups = {tuple(sorted(group)) for group in group_of.values() if len(group) > 1}
+    return [list(group) for group in sorted(groups)]
 
 
 _PLACES = scramble(np.arange(RUN, dtype=np.uint64)) | np.uint64(1)  # odd factors that tell the intervals of a run apart
