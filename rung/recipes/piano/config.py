@@ -46,10 +46,11 @@ class Data:
     notes_per_record: int = key(128, "Notes in a row of piano_task; unused where rows are cut by tokens.", low=2)
     prefix_tokens: bool = key(False, "Tell the model the data set and the composer, as two tokens before each row.")
     end_token: bool = key(
-        False, "End each record with <EOGENAI>, so that samples end by themselves; unused by piano_task, which has it."
+        False, "End each record with <EOGENAI>, so that samples end by themselves; rows of piano_task have it anyway."
     )
     moving_cuts: bool = key(
-        False, "Cut the records at other places each time a row is read, in training; unused by piano_task."
+        False,
+        "Cut the records at other places each time a row is read, in training; rows of piano_task are cut by notes.",
     )
 
 

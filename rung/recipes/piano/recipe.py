@@ -57,7 +57,7 @@ class Piano(Recipe, Prepares, Pretrained, Exports):
         self.choices = parse(cfg.tasks) if self.is_task else []
         self._masking, self._completed = cfg.loss_masking, cfg.evaluation.completed
         self._num_samples = cfg.evaluation.samples
-        self._has_grammar, self._has_end = cfg.loss_grammar, not self.is_task and cfg.data.end_token
+        self._has_grammar, self._has_end = cfg.loss_grammar, cfg.data.end_token and not self.is_task
 
     # What is learned
 
@@ -76,11 +76,7 @@ class Piano(Recipe, Prepares, Pretrained, Exports):
             )
         if self.cfg.tasks == "TODO":
             lines.append(f"tasks=TODO is not decided yet: all {len(self.choices)} tasks, equally often")
-        unused = {
-            "data.end_token": "rows of stage=piano_task have it",
-            "data.moving_cuts": "rows of stage=piano_task are cut by notes",
-            "evaluation.samples": "stage=piano_task makes nothing from nothing",
-        }
+        unused = {"evaluation.samples": "stage=piano_task makes nothing from nothing"}
         if not self._completed:
             unused["evaluation.ngram"] = "evaluation.completed=0 completes no rows"
         return Notes(errors, lines, unused)

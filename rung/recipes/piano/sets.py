@@ -34,7 +34,7 @@ class Sets:
         """`choices` are the tasks; none: rows are windows, for the next token."""
         self._dataset, self._data, self._choices = cfg.dataset, cfg.data, list(choices)
         self._only_answers = cfg.loss_masking == "finetuning"
-        self._has_state = cfg.loss_grammar or cfg.model.sounding_keys
+        self._has_state, self._moves = cfg.loss_grammar or cfg.model.sounding_keys, cfg.data.moving_cuts
         augmentation = cfg.dataset.augmentation
         self._augment = Augment(tuple(augmentation.speed_change_factors), augmentation.max_pitch_shift)
         # Tasks need it for completions alone; without any the key is not read, and is reported as unused.
@@ -144,7 +144,7 @@ class Sets:
         data = self._data
         return Performances(
             some, data.context_size, augment, data.prefix_tokens, has_state=self._has_state, has_end=data.end_token,
-            moves=data.moving_cuts and is_training,
+            moves=self._moves and is_training,
         )  # fmt: skip
 
     def _task_rows(self, records: Sequence[Records], augment: Augment | None) -> TaskRows:

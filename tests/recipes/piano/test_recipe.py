@@ -343,9 +343,7 @@ def test_losses_with_and_without_the_grammar_are_not_the_same_measure(base: Path
 
 
 def test_a_model_that_is_told_the_keys_is_no_gpt2(base: Path, tmp_path: Path) -> None:
-    plain, told = (
-        recipe(f"dataset.base_dataset_name={base}", f"model.sounding_keys={on}") for on in ("false", "true")
-    )
+    plain, told = (recipe(f"dataset.base_dataset_name={base}", f"model.sounding_keys={on}") for on in ("false", "true"))
     plain.export_hf(plain.model(), tmp_path / "gpt2")
     with raises_code("not-supported"):
         told.export_hf(told.model(), tmp_path / "hf")
