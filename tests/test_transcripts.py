@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent / "transcripts"
 IS_WRITING = bool(os.environ.get("RUNG_WRITE_TRANSCRIPTS"))
 
 TINY = """\
-model: {n_layer: 1, n_head: 1, n_embd: 16}
+model: {n_layer: 1, n_head: 1, n_embd: 16, positions: learned, sounding_keys: false}
 data: {context_size: 32, batch_size: 4}
 lr: {warmup_iters: 2}
 eval_interval: 4

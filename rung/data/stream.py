@@ -64,15 +64,16 @@ class Windows(Stream):
         array: str = "tokens",
         group: str | None = None,
         records: np.ndarray | None = None,
+        end: int | None = None,
     ) -> None:
         """`group` names a field of the records that rows are told apart by, such as the composer; `records` are those
-        of the split to use, where not all of them."""
+        of the split to use, where not all of them. `end` is an id that follows each record and is predicted too."""
         records = store.split(split) if records is None else records
         self.stores = [store]
         self._store, self._records = store, records
         self._named = [str(store.index[number].get(group) or "") for number in records] if group else []
         self.groups = sorted({name for name in self._named if name})
-        predictions = np.maximum(store.lengths[records] - 1, 0)
+        predictions = np.maximum(store.lengths[records] - 1, 0) + (end is not None)
         windows = -(-predictions // context)
         self.num_rows = int(windows.sum())
         if self.num_rows == 0:
@@ -80,7 +81,9 @@ class Windows(Stream):
             raise DataError(f"{problem}; nothing to predict", code="data-empty")
         self.targets_per_row = float(predictions.sum()) / self.num_rows
         self.fingerprint = f"{store.fingerprint}/{split}/windows-{context}{chosen_of(store, split, records)}"
-        self.context, self.pad = context, pad
+        if end is not None:
+            self.fingerprint += f"/end-{end}"
+        self.context, self.pad, self.end = context, pad, end
         self._first_row = np.concatenate(([0], np.cumsum(windows)))
         self._shift = store.starts[records] - self._first_row[:-1] * context  # row * context + shift is where it starts
         self._ends = store.starts[records] + store.lengths[records]
@@ -112,15 +115,19 @@ class Windows(Stream):
         return rows
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
-        record = self._record_of(ids)
-        start = ids * self.context + self._shift[record]
+        return {"tokens": self._rows_at(ids * self.context + self._shift[self._record_of(ids)], self._record_of(ids))}
+
+    def _rows_at(self, start: np.ndarray, record: np.ndarray) -> np.ndarray:
+        """Rows that begin at these places of these records."""
         length = self._ends[record] - start  # of what is left of the record, often more than a row
         is_short = length <= self.context
         if not is_short.any():
-            return {"tokens": self._view[start]}
+            return self._view[start]
         rows = self._view[np.minimum(start, len(self._view) - 1)]
         for i in np.flatnonzero(is_short).tolist():
             if start[i] >= len(self._view):  # one of the few that reach past the end of the file
                 rows[i, : length[i]] = self._ids[start[i] : start[i] + length[i]]
             rows[i, length[i] :] = self.pad
-        return {"tokens": rows}
+            if self.end is not None:
+                rows[i, length[i]] = self.end
+        return rows

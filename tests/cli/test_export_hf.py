@@ -26,6 +26,7 @@ SMALL = [
     "sampling.num_tokens=4", "system.threads=1", "model.n_layer=2", "model.n_head=2", "model.n_embd=16",
     "data.context_size=24",
 ]  # fmt: skip
+GPT2 = ("model.positions=learned", "model.sounding_keys=false")  # the presets have what no GPT-2 has
 SENTENCES = ("The wren nests in the reed.", "A sloop tacks by the quay.", "Rye rises with salt and water.")
 
 
@@ -49,7 +50,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, piano_data: Path) -> Path:
     text_data_of.prepare(texts, folder / "data" / "text", settings, name="text")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert call("train", "piano", f"dataset.base_dataset_name={piano_data}", "model.dropout=0.1", *SMALL) == 0
+        words = (f"dataset.base_dataset_name={piano_data}", "model.dropout=0.1", *GPT2, *SMALL)
+        assert call("train", "piano", *words) == 0
         assert call("train", "text", *SMALL) == 0
     return folder
 

@@ -36,6 +36,7 @@ class Case:
     overfit_below: float = 0.0  # the loss that eight memorised rows must reach
     calm: tuple[str, ...] = ()  # what switches dropout off, whose mask is drawn per micro
     deeper: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # two models, the second with parts more
+    knows_rules: bool = False  # whether the loss leaves out what cannot come next, so that a guess is among fewer
     even_rows: bool = False  # whether every training row has as many targets as every other
 
     def setup(self, *more: str, root: Path = Path("runs")) -> Setup:
@@ -61,6 +62,19 @@ def piano(data: Path) -> Case:
     )  # fmt: skip
 
 
+def piano_keys(data: Path) -> Case:
+    """What the presets switch on."""
+    case = piano(data)
+    more = (
+        "model.positions=rotary model.sounding_keys=true loss_grammar=true data.end_token=true data.moving_cuts=true "
+        "dataset.augmentation.max_pitch_shift=2 dataset.augmentation.speed_change_factors=[1.1]"
+    )
+    calm = ("dataset.augmentation.max_pitch_shift=0", "dataset.augmentation.speed_change_factors=[]",
+            "data.moving_cuts=false")  # fmt: skip
+    return Case("piano", case.recipe_class, (*case.words, *more.split()), (*case.overfit, *calm), 0.5, case.calm,
+                knows_rules=True)  # fmt: skip
+
+
 def piano_task(data: Path) -> Case:
     from rung.recipes.piano.recipe import Piano
 
@@ -69,11 +83,12 @@ def piano_task(data: Path) -> Case:
         f"dataset.base_dataset_name={data} model.n_layer=2 model.n_head=2 model.n_embd=32 model.dropout=0.1 "
         "stage=piano_task init_from=scratch loss_masking=finetuning data.context_size=48 data.notes_per_record=6 "
         "data.prefix_tokens=true dataset.augmentation.max_pitch_shift=2 "
-        "dataset.augmentation.speed_change_factors=[1.1] sampling.num_tokens=40"
+        "dataset.augmentation.speed_change_factors=[1.1] sampling.num_tokens=40 model.sounding_keys=true "
+        "loss_grammar=true"
     )
     overfit = ("lr.learning_rate=1e-2", "model.dropout=0", "tasks=[continuation]",
                "dataset.augmentation.max_pitch_shift=0", "dataset.augmentation.speed_change_factors=[]")  # fmt: skip
-    return Case("piano", Piano, tuple(words.split()), overfit, 0.5, ("model.dropout=0",))
+    return Case("piano", Piano, tuple(words.split()), overfit, 0.5, ("model.dropout=0",), knows_rules=True)
 
 
 def text(data: Path) -> Case:
@@ -156,6 +171,7 @@ def newcomer(data: Path) -> Case:
 # One line per recipe of the catalog; test_catalog fails when one is missing. The fixture makes its data.
 CASES: dict[str, tuple[Callable[[Path], Case], str]] = {
     "piano": (piano, "piano_data"),
+    "piano_keys": (piano_keys, "piano_data"),
     "piano_task": (piano_task, "piano_data"),
     "text": (text, "text_data"),
     "music": (music, "music_data"),

@@ -92,7 +92,10 @@ def test_first_loss_is_that_of_a_guess(case: Case) -> None:
     if vocab is None:
         pytest.skip(f"{case.name} has no vocabulary")
     for values in setup.evaluator.run(setup.state.model).values():
-        assert values["loss"] == pytest.approx(math.log(vocab), rel=0.01)
+        if case.knows_rules:
+            assert values["loss"] < 0.8 * math.log(vocab)
+        else:
+            assert values["loss"] == pytest.approx(math.log(vocab), rel=0.01)
 
 
 def test_overfits_eight_rows(case: Case) -> None:

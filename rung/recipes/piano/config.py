@@ -25,6 +25,12 @@ class Model:
     init: Literal["normal", "xavier", "depth_scaled"] = key(
         "normal", "How weights begin: normal (GPT-2's 0.02), xavier with true fans, or depth_scaled (xavier / sqrt 2L)."
     )
+    positions: Literal["learned", "rotary"] = key(
+        "learned", "How the model knows where a token is: learned embeddings, as in GPT-2, or rotary."
+    )
+    sounding_keys: bool = key(
+        False, "Also give the model which keys sound after each token and for how long; 176 x n_embd parameters."
+    )
 
     def check(self) -> Iterator[str]:
         if self.n_embd % self.n_head:
@@ -39,6 +45,13 @@ class Data:
     context_size: int = key(256, "Tokens in a row that are predicted; a note takes about five.", low=2)
     notes_per_record: int = key(128, "Notes in a row of piano_task; unused where rows are cut by tokens.", low=2)
     prefix_tokens: bool = key(False, "Tell the model the data set and the composer, as two tokens before each row.")
+    end_token: bool = key(
+        False, "End each record with <EOGENAI>, so that samples end by themselves; rows of piano_task have it anyway."
+    )
+    moving_cuts: bool = key(
+        False,
+        "Cut the records at other places each time a row is read, in training; rows of piano_task are cut by notes.",
+    )
 
 
 @dataclass
@@ -77,6 +90,9 @@ class Evaluation:
         low=0, high=1,
     )  # fmt: skip
     ngram: bool = key(False, "Let a 3-gram model, fitted to the training data, complete the same rows.")
+    samples: int = key(
+        0, "Pieces to make from nothing and compare with held-out ones (voices, dissonance, ..); 0 = none.", low=0
+    )
 
 
 @dataclass
@@ -102,6 +118,10 @@ class Config:
     )
     loss_masking: Literal["pretraining", "finetuning"] = key(
         "pretraining", "Which targets count: all that are not padding, or only those of the answer, after <GENAI>."
+    )
+    loss_grammar: bool = key(
+        False,
+        "Compare only tokens that can come next, as in sampling: a key that sounds can end, one that is silent cannot.",
     )
     tasks: Any = key(
         "all",

@@ -1,8 +1,9 @@
 """Prepares piano data: the takes of a source become a store of tokens.
 
-A record is <CLS> and the events between two long pauses. All records of a piece go to one split, and a record of the
-training split that also occurs elsewhere is taken out. Nothing vanishes silently: every note that was read is in the
-store or in one of the counts of the manifest, and every file that could not be read is named there.
+A record is <CLS> and the events between two long pauses. All records of a piece go to one split, as do pieces that are
+nearly the same, and a record of the training split that also occurs elsewhere is taken out. Nothing vanishes silently:
+every note that was read is in the store or in one of the counts of the manifest, and every file that could not be read
+is named there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from rung import units
 from rung.data.store import Store, StoreWriter
 from rung.errors import ConfigError, DataError
-from rung.random import key_of
+from rung.random import key_of, scramble
 from rung.recipe import Report
 from rung.recipes.piano.notes import from_zero, in_range, quantise, split_at_pauses
 from rung.recipes.piano.sources import SPLITS, Take, find_source
@@ -26,6 +27,10 @@ from rung.recipes.piano.tokenizer import CLS, TOKENIZER, VOCAB_SIZE
 from rung.text import printable
 
 HELD_OUT = 0.05  # of the pieces, for validation and again for test
+# Pieces that share a fifth of their runs of 13 notes, in any key, are one piece for the split: 29 of the embedded ones.
+RUN = 12  # intervals
+SHARED = 0.2
+MOST_PIECES = 8  # a run that more pieces share, such as a scale, says nothing
 LONGEST_NOTE_S = 600.0  # beyond it a file is damaged: no key is held for ten minutes
 LONGEST_SILENCE_S = 3600.0  # in a record, where each second takes two tokens; a torn time would take gigabytes
 COUNTED = (
@@ -105,12 +110,13 @@ def prepare(
                 "pass --from a folder that has MIDI files with notes in 21..108.",
                 code="data-empty",
             )
-        _assign_splits(records, seed)
+        alike = near_duplicates(records)
+        _assign_splits(records, alike, seed)
         records = _without_leaks(records, dropped)
         settings = {"pause_detection_threshold": pause_detection_threshold, "sustain": sustain, "seed": seed}
         writer.info.update(name=name, settings=settings, source=found.name)
         writer.info.update(tokenizer=TOKENIZER.description, vocab_size=VOCAB_SIZE)
-        writer.info.update(dropped=dropped, quarantined=quarantined)
+        writer.info.update(dropped=dropped, quarantined=quarantined, near_duplicates=alike)
         return _write(writer, records)
 
 
@@ -136,17 +142,68 @@ def _check(notes: np.ndarray, threshold_s: float) -> None:
         )
 
 
-def _assign_splits(records: list[Record], seed: int) -> None:
-    """The publisher's split where there is one; else by piece, in an order that only the seed and the name decide."""
+def near_duplicates(records: list[Record]) -> list[list[str]]:
+    """Groups of pieces that are nearly the same, also where one is transposed, slower or cut; sorted.
+
+    Those whose split is their publisher's are left out.
+    """
+    pieces = sorted({record.take.piece for record in records if record.take.split is None})
+    number_of = {piece: number for number, piece in enumerate(pieces)}
+    runs, owners = [], []
+    for record in records:
+        pitches = TOKENIZER.decode(record.ids)["pitch"].astype(np.int64)
+        if record.take.split is None and len(pitches) > RUN:
+            intervals = np.lib.stride_tricks.sliding_window_view(np.diff(pitches), RUN)
+            hashed = scramble((intervals.astype(np.uint64) * _PLACES).sum(axis=1, dtype=np.uint64))
+            runs.append(hashed)
+            owners.append(np.full(len(hashed), number_of[record.take.piece]))
+    if not runs:
+        return []
+    run, owner = np.concatenate(runs), np.concatenate(owners)
+    order = np.lexsort((owner, run))
+    run, owner = run[order], owner[order]
+    is_first = np.append(True, (run[1:] != run[:-1]) | (owner[1:] != owner[:-1]))  # a piece may repeat itself
+    run, owner = run[is_first], owner[is_first]
+    num_runs = np.bincount(owner, minlength=len(pieces))
+    number = np.cumsum(np.append(True, run[1:] != run[:-1])) - 1
+    is_rare = np.bincount(number)[number] <= MOST_PIECES
+    run, owner = run[is_rare], owner[is_rare]
+    pairs = [
+        (owner[:-by] * len(pieces) + owner[by:])[run[:-by] == run[by:]] for by in range(1, min(MOST_PIECES, len(run)))
+    ]
+    if not pairs:
+        return []
+    codes, num_shared = np.unique(np.concatenate(pairs), return_counts=True)
+    firsts, seconds = np.divmod(codes, len(pieces))
+    is_near = num_shared >= SHARED * np.minimum(num_runs[firsts], num_runs[seconds])
+    group_of = {piece: {piece} for piece in pieces}
+    for first, second in zip(firsts[is_near].tolist(), seconds[is_near].tolist()):
+        joined = group_of[pieces[first]] | group_of[pieces[second]]
+        group_of |= dict.fromkeys(joined, joined)
+    groups = {tuple(sorted(group)) for group in group_of.values() if len(group) > 1}
+    return [list(group) for group in sorted(groups)]
+
+
+_PLACES = scramble(np.arange(RUN, dtype=np.uint64)) | np.uint64(1)  # odd factors that tell the intervals of a run apart
+
+
+def _assign_splits(records: list[Record], alike: list[list[str]], seed: int) -> None:
+    """The publisher's split where there is one; else by piece, in an order that only the seed and the name decide.
+
+    Pieces that are `alike` go where the first of them goes.
+    """
     pieces = {record.take.piece for record in records if record.take.split is None}
-    order = sorted(pieces, key=lambda piece: (key_of(seed, "split", piece), piece))
+    first_of = {piece: group[0] for group in alike for piece in group}
+    order = sorted(
+        pieces - (first_of.keys() - set(first_of.values())), key=lambda one: (key_of(seed, "split", one), one)
+    )
     num_held = max(1, round(HELD_OUT * len(order))) if len(order) >= 3 else 0
     split_of = dict.fromkeys(order, "train")
     split_of |= dict.fromkeys(order[:num_held], "validation") | dict.fromkeys(order[num_held : 2 * num_held], "test")
     if len(order) == 2:
         split_of[order[0]] = "validation"
     for record in records:
-        record.split = record.take.split or split_of[record.take.piece]
+        record.split = record.take.split or split_of[first_of.get(record.take.piece, record.take.piece)]
 
 
 def _without_leaks(records: list[Record], dropped: dict[str, int]) -> list[Record]:
@@ -239,6 +296,12 @@ def _summary(info: dict[str, Any]) -> str:
     }
     listed = ", ".join(f"{number} {what}" for what, number in left.items() if number)
     lines.append(f"of {dropped['read_notes']} notes read, {listed}" if listed else "every note read is kept")
+    if groups := info["near_duplicates"]:
+        shown = "; ".join(printable(", ".join(group)) for group in groups[:3])
+        lines.append(
+            f"{sum(map(len, groups))} pieces are nearly another one and share its split ({shown}"
+            f"{'; ..' if len(groups) > 3 else ''})"
+        )
     if info["pieces_in_two_splits"]:
         lines.append(f"the publisher's splits have {len(info['pieces_in_two_splits'])} pieces in two of them")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rung.errors import UserError
+from rung.errors import CheckpointError, UserError
 from rung.random import Draw
 from rung.recipe import (
     Answers,
@@ -58,6 +58,8 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
         self.is_task = cfg.stage == "piano_task"
         self.choices = parse(cfg.tasks) if self.is_task else []
         self._masking, self._completed = cfg.loss_masking, cfg.evaluation.completed
+        self._num_samples = cfg.evaluation.samples
+        self._has_grammar, self._has_end = cfg.loss_grammar, cfg.data.end_token and not self.is_task
 
     # What is learned
 
@@ -76,7 +78,9 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
             )
         if self.cfg.tasks == "TODO":
             lines.append(f"tasks=TODO is not decided yet: all {len(self.choices)} tasks, equally often")
-        unused = {} if self._completed else {"evaluation.ngram": "evaluation.completed=0 completes no rows"}
+        unused = {"evaluation.samples": "stage=piano_task makes nothing from nothing"}
+        if not self._completed:
+            unused["evaluation.ngram"] = "evaluation.completed=0 completes no rows"
         return Notes(errors, lines, unused)
 
     # Data
@@ -94,7 +98,10 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
 
     def inputs(self) -> Sequence[Input]:
         # Tokens and task are all of a batch: only the order of its rows can be taken away.
-        return [Input("context", ["tokens", "task"] if self.is_task else ["tokens"], "permute")]
+        if self.is_task:
+            return [Input("context", ["tokens", "task"], "permute")]
+        has_state = self._has_grammar or self.cfg.model.sounding_keys
+        return [Input("context", ["tokens", "sounding"] if has_state else ["tokens"], "permute")]
 
     # Model and loss
 
@@ -109,26 +116,44 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
 
         transformer = cast("Transformer", model)
         num_given = NUM_PREFIX if self.cfg.data.prefix_tokens and not self.is_task else 0
-        loss = PianoLoss(transformer, self._masking == "finetuning", num_given, labels_of(self.choices))
+        loss = PianoLoss(
+            transformer, self._masking == "finetuning", num_given, labels_of(self.choices), self._has_grammar,
+            self._has_end,
+        )  # fmt: skip
         return [Objective("next_token", transformer.parameter_groups(), loss, blocks=list(transformer.blocks))]
 
     def measure(self, model: nn.Module, batch: Batch, draw: Draw) -> Mapping[str, Part]:
+        transformer, found = cast("Transformer", model), dict[str, "Part"]()
         # By their places alone, so that runs of other seeds complete the same rows.
         chosen = np.flatnonzero(Draw(0, draw.step, draw.rows).uniform("completed")[:, 0] < self._completed)
-        if not len(chosen):
-            return {}
-        from rung.recipes.piano.samples import measure_completions
+        if len(chosen):
+            from rung.recipes.piano.samples import from_row, measure_completions
 
-        transformer = cast("Transformer", model)
-        rows = batch["tokens"].cpu().numpy()[chosen]  # CUDA cannot index uint16
-        generator = draw.generator("completed", transformer.norm.weight.device)
-        return measure_completions(transformer, rows, self.cfg.sampling, generator, self.sets.ngram)
+            rows = batch["tokens"].cpu().numpy()[chosen]  # CUDA cannot index uint16
+            known = batch.get("sounding")
+            sounding = [None] * len(chosen) if known is None else list(known.cpu().numpy()[chosen])
+            prompts = [prompt for row, keys in zip(rows, sounding) if (prompt := from_row(row, keys, self._has_end))]
+            generator = draw.generator("completed", transformer.norm.weight.device)
+            found |= measure_completions(transformer, prompts, self.cfg.sampling, generator, self.sets.ngram)
+        if self._num_samples and not self.is_task and (draw.rows == 0).any():  # once in each set
+            from rung.recipes.piano.samples import from_nothing, measure_plausibility
+
+            prefix = prefix_of(self.sets.trained_on, self.cfg.sampling.composer) if self.cfg.data.prefix_tokens else []
+            prompts = [from_nothing(prefix, self._has_end)] * self._num_samples
+            generator = draw.generator("samples", transformer.norm.weight.device)
+            found |= measure_plausibility(
+                transformer, prompts, self.cfg.sampling, generator, self.sets.held_out_notes, self.sets.copies
+            )
+        return found
 
     def identity(self) -> Identity:
         tokenizer = self.tokenizer
+        loss = "cross entropy in nats"
+        if self._has_grammar:
+            loss += " among the tokens that can come next"
         return Identity(
             {"vocab_size": VOCAB_SIZE, "specials": list(tokenizer.specials), "tokenizer": tokenizer.hash},
-            {"loss": "cross entropy in nats", "mask": self._masking, "ignored_ids": [PAD]},
+            {"loss": loss, "mask": self._masking, "ignored_ids": [PAD]},
         )
 
     # Samples
@@ -174,9 +199,14 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
         prefix = prefix_of(self.sets.trained_on, keys.composer) if has_prefix else []
         if keys.prompt:
             context, may_fit = self.cfg.data.context_size, not keys.parameters
-            prompt = from_file(Path(keys.prompt), task, values, context_size=context, prefix=prefix, may_fit=may_fit)
+            prompt = from_file(
+                Path(keys.prompt), task, values, context_size=context, prefix=prefix, may_fit=may_fit,
+                may_end=self._has_end,
+            )  # fmt: skip
             return [prompt] * keys.num_samples
-        return self._held_out_prompts(task) if self.is_task else [from_nothing(prefix)] * keys.num_samples
+        return (
+            self._held_out_prompts(task) if self.is_task else [from_nothing(prefix, self._has_end)] * keys.num_samples
+        )
 
     def _held_out_prompts(self, task: Task | None) -> list[Prompt]:
         """Of the eval set, the same every time: one task after the other, or the one that was asked for."""
@@ -212,11 +242,18 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
     def config_from_pretrained(cls, source: Path) -> Mapping[str, Any]:
         from rung.nn.pretrained import config_from_pretrained
 
-        return config_from_pretrained(source)
+        found = config_from_pretrained(source)
+        return {"model": {**found["model"], "positions": "learned", "sounding_keys": False}}
 
     def load_pretrained(self, model: nn.Module, source: Path) -> str:
         from rung.nn.pretrained import load_pretrained, tokenizer_of
 
+        if self.cfg.model.sounding_keys:
+            raise CheckpointError(
+                f"{source} knows nothing of sounding keys; set model.sounding_keys=false, or leave it out and it "
+                "follows the weights",
+                code="checkpoint-mismatch",
+            )
         theirs = tokenizer_of(source)
         has_same_ids = None if theirs is None else theirs == self.tokenizer.hash
         return load_pretrained(cast("Transformer", model), source, has_same_ids)
@@ -225,6 +262,12 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
         from rung.nn import hf
         from rung.nn.pretrained import VOCABULARY
 
+        if self.cfg.model.sounding_keys:
+            raise CheckpointError(
+                "model.sounding_keys=true: transformers has no model that is told which keys sound; export a run of "
+                "model.sounding_keys=false",
+                code="not-supported",
+            )
         special = {"bos_token_id": CLS, "pad_token_id": PAD, "eos_token_id": EOGENAI}
         hf.save(cast("Transformer", model), folder, special)
         # transformers knows no tokenizer of notes: what the ids mean is written beside the weights.

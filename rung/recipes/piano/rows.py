@@ -21,7 +21,19 @@ from rung.random import Draw
 from rung.recipe import Arrays, Stream
 from rung.recipes.piano.notes import HIGHEST, LOWEST, in_order, moved, quantise
 from rung.recipes.piano.tasks import Choice, Example, prefix_of, sequences
-from rung.recipes.piano.tokenizer import CLS, GENAI, NOTE_OFF, NOTE_ON, NUM_PITCHES, PAD, TOKENIZER, VELOCITY
+from rung.recipes.piano.tokenizer import (
+    CLS,
+    EOGENAI,
+    GENAI,
+    NOTE_OFF,
+    NOTE_ON,
+    NUM_PITCHES,
+    PAD,
+    TIME,
+    TIME_STEPS,
+    TOKENIZER,
+    VELOCITY,
+)
 
 NUM_CHECKED = 512  # rows from which the length of rows and their number of targets are estimated
 NUM_PREFIX = 2  # tokens: data set and composer
@@ -91,51 +103,114 @@ def _numbered_pieces(index: Iterable[Mapping[str, Any]]) -> np.ndarray:
 
 
 class Performances(Windows):
-    """Rows {"tokens": (rows, context + 1)}: [prefix,] then a window of a record."""
+    """Rows {"tokens": (rows, context + 1)}: [prefix,] then a window of a record [, <EOGENAI> after its last token].
 
-    def __init__(self, records: Records, context: int, augment: Augment, has_prefix: bool) -> None:
+    With `has_state`, also {"sounding": (rows, keys)}: for how many units each key has sounded when the window begins.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        context: int,
+        augment: Augment,
+        has_prefix: bool,
+        *,
+        has_state: bool = False,
+        has_end: bool = False,
+        moves: bool = False,
+    ) -> None:
+        """With `moves` each row begins earlier by as much as the last row of its record has room for, or less; so the
+        padding that ends a record shortens its first row instead."""
         own = context - NUM_PREFIX * has_prefix
         if own < 2:
             raise DataError(
                 f"data.context_size={context} leaves no room after {NUM_PREFIX} prefix tokens; raise it",
                 code="bad-range",
             )
-        super().__init__(records.store, records.split, own, PAD, group="composer", records=records.numbers)
-        self.fingerprint += augment.name + ("/prefix" if has_prefix else "")
+        end = EOGENAI if has_end else None
+        super().__init__(records.store, records.split, own, PAD, group="composer", records=records.numbers, end=end)
+        self.fingerprint += augment.name + ("/prefix" if has_prefix else "") + ("/moving" if moves else "")
         self.about = {"source": records.store.info.get("source"), "split": records.split, "tokenizer": TOKENIZER.hash}
-        self._augment, self._has_prefix = augment, has_prefix
+        self._augment, self._has_prefix, self._has_state, self._moves = augment, has_prefix, has_state, moves
         self._pieces = _numbered_pieces(records.store.index[number] for number in records.numbers.tolist())
         self._prefixes = np.array([records.prefix(number) for number in records.numbers.tolist()], dtype=np.uint16)
+        self._begins = records.store.starts[records.numbers]
+        num_predictions = records.store.lengths[records.numbers] - 1 + has_end
+        self._room = -num_predictions % own  # of the last row of each record
 
     def gather(self, ids: np.ndarray, draw: Draw) -> Arrays:
-        tokens = super().gather(ids, draw)["tokens"]
+        record = self._record_of(ids)
+        start = ids * self.context + self._shift[record]
+        length = np.full(len(ids), self.context + 1)
+        if self._moves:
+            start = start - draw.integers("cut", self._room[record] + 1)
+            missing = np.maximum(self._begins[record] - start, 0)
+            start, length = start + missing, length - missing
+        tokens = self._rows_at(start, record)
+        if self._moves:
+            tokens = np.where(np.arange(self.context + 1) < length[:, None], tokens, np.uint16(PAD))
+        sounding = np.full((len(ids), NUM_PITCHES), -1, dtype=np.int16)
+        if self._has_state:
+            for row in np.flatnonzero(start > self._begins[record]).tolist():
+                sounding[row] = sounding_after(self._ids[self._begins[record[row]] : start[row]])
         if self._augment:
-            tokens = self._changed(ids, tokens, draw)
+            tokens, sounding = self._changed(record, start, length, tokens, sounding, draw)
         if self._has_prefix:
-            tokens = np.concatenate([self._prefixes[self._record_of(ids)], tokens], axis=1)
-        return {"tokens": tokens}
+            tokens = np.concatenate([self._prefixes[record], tokens], axis=1)
+        return {"tokens": tokens, "sounding": sounding} if self._has_state else {"tokens": tokens}
 
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
         return self._pieces[self._record_of(ids)]
 
-    def _changed(self, ids: np.ndarray, tokens: np.ndarray, draw: Draw) -> np.ndarray:
-        speeds, records = self._augment.draw_speeds(draw), self._record_of(ids)
+    def _changed(
+        self,
+        records: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        tokens: np.ndarray,
+        sounding: np.ndarray,
+        draw: Draw,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        speeds = self._augment.draw_speeds(draw)
         tokens = tokens.copy()
         for row in np.flatnonzero(speeds != 1).tolist():
-            speed, record = float(speeds[row]), int(records[row])
-            start = int(ids[row]) * self.context + int(self._shift[record])
+            speed, start, end = float(speeds[row]), int(starts[row]), int(self._ends[records[row]])
             wanted = BEYOND + int(self.context * (1 + max(speed, 1.0)) / 2)  # faster music takes fewer tokens
-            window = self._ids[start : min(start + wanted, int(self._ends[record]))]
+            window = self._ids[start : min(start + wanted, end)]
             head = window[:1][window[:1] == CLS]
             notes = TOKENIZER.decode(window, keep_open=True)  # what is still open here has its end past the row
-            made = np.concatenate([head, TOKENIZER.encode(changed(notes, speed, 0))])[: self.context + 1]
-            tokens[row, : len(made)], tokens[row, len(made) :] = made, PAD
+            made = [head, TOKENIZER.encode(changed(notes, speed, 0))]
+            if self.end is not None and start + wanted >= end:
+                made.append(np.array([self.end], dtype=np.uint16))
+            whole = np.concatenate(made)[: lengths[row]]
+            tokens[row, : len(whole)], tokens[row, len(whole) :] = whole, PAD
+            sounding[row] = -1  # these notes are not among them
         is_note = (tokens >= NOTE_ON) & (tokens < VELOCITY)
         keys = LOWEST + np.where(tokens < NOTE_OFF, tokens - NOTE_ON, tokens - NOTE_OFF).astype(np.int64)
         lowest = np.where(is_note, keys, LOWEST + NUM_PITCHES).min(axis=1)
         highest = np.where(is_note, keys, 0).max(axis=1)
         shifts = self._augment.draw_shifts(draw, lowest, highest)
-        return np.where(is_note, tokens + shifts[:, None], tokens).astype(tokens.dtype)
+        # A key that sounds on past the row may leave the keyboard: no token of the row speaks of it.
+        source = np.arange(NUM_PITCHES) - shifts[:, None]
+        moved = np.take_along_axis(sounding, source.clip(0, NUM_PITCHES - 1), axis=1)
+        sounding = np.where((source >= 0) & (source < NUM_PITCHES), moved, np.int16(-1))
+        return np.where(is_note, tokens + shifts[:, None], tokens).astype(tokens.dtype), sounding
+
+
+def sounding_after(ids: np.ndarray) -> np.ndarray:
+    """(keys,) how many units each key has sounded after these tokens of a record, 32767 at most; -1 = it does not."""
+    ages = np.full(NUM_PITCHES, -1, dtype=np.int16)
+    places = np.flatnonzero((ids >= NOTE_ON) & (ids < VELOCITY))
+    last = np.full(NUM_PITCHES, -1)
+    last[(ids[places].astype(np.int64) - NOTE_ON) % NUM_PITCHES] = places  # of several for one key the last stays
+    sounds = last >= 0
+    sounds[sounds] = ids[last[sounds]] < NOTE_OFF
+    if sounds.any():
+        first = int(last[sounds].min())
+        steps = ids[first:].astype(np.int64) - TIME
+        clock = np.cumsum(np.where((steps >= 0) & (steps < len(TIME_STEPS)), 1 << steps.clip(0, len(TIME_STEPS)), 0))
+        ages[sounds] = np.minimum(clock[-1] - clock[last[sounds] - first], np.iinfo(np.int16).max)
+    return ages
 
 
 class Stretch(NamedTuple):

@@ -11,27 +11,45 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rung.errors import DataError, UserError
-from rung.nn.generate import generate
+from rung.nn.generate import generate_steps
 from rung.nn.transformer import Transformer
 from rung.recipe import Part, Sample
 from rung.recipes.piano.config import Sampling
-from rung.recipes.piano.grammar import Grammar, left_padded
+from rung.recipes.piano.grammar import SILENT, Follower, Grammar, left_padded
 from rung.recipes.piano.metrics import compare_notes, copy_last, note_f1
 from rung.recipes.piano.midi import read_midi, write_midi
+from rung.recipes.piano.model import KeysTransformer
 from rung.recipes.piano.ngram import NGram
 from rung.recipes.piano.notes import NOTE, UNIT_S, from_zero, in_range, join, moved, quantise, units
+from rung.recipes.piano.plausibility import Copies, beside, cut, statistics
 from rung.recipes.piano.render import Layout, to_roll, to_wav
 from rung.recipes.piano.tasks import Task, question, read_answer, read_question
-from rung.recipes.piano.tokenizer import CLS, EOGENAI, GENAI, LOUD, ON, PAD, PLACE, TIME, TIME_STEPS, TOKENIZER, WAIT
+from rung.recipes.piano.tokenizer import (
+    CLS,
+    EOGENAI,
+    GENAI,
+    LOUD,
+    NUM_PITCHES,
+    ON,
+    PAD,
+    PLACE,
+    TIME,
+    TIME_STEPS,
+    TOKENIZER,
+    WAIT,
+)
 from rung.text import one_line
 
+MINUTE_S = 60.0
 SLACK = 32  # tokens that the second half of a window may be longer than the one that was played
 
 
@@ -44,6 +62,8 @@ class Prompt:
     origin_s: float  # where the clock of what is generated begins, in the time of the piece
     label: str  # where it comes from, for captions
     reference: np.ndarray | None = None  # what was really played, where that is known
+    may_end: bool = False  # whether a piece that is continued may end before its budget: data.end_token
+    sounding: np.ndarray | None = None  # (keys,) units that each key has sounded before the prompt; None: nothing does
 
     @property
     def is_continuation(self) -> bool:
@@ -82,9 +102,9 @@ class Completion(NamedTuple):
 # Prompts
 
 
-def from_nothing(prefix: Sequence[int] = ()) -> Prompt:
+def from_nothing(prefix: Sequence[int] = (), may_end: bool = False) -> Prompt:
     ids = np.array([*prefix, CLS], dtype=np.uint16)
-    return Prompt(ids, np.empty(0, dtype=NOTE), None, (), 0.0, "nothing")
+    return Prompt(ids, np.empty(0, dtype=NOTE), None, (), 0.0, "nothing", may_end=may_end)
 
 
 def from_file(
@@ -95,6 +115,7 @@ def from_file(
     context_size: int,
     prefix: Sequence[int] = (),
     may_fit: bool = False,
+    may_end: bool = False,
 ) -> Prompt:
     """The notes of a MIDI file, all of them the prompt; no more than fill half the context.
 
@@ -154,7 +175,7 @@ def from_notes(
         label += f", without {num_dropped} outside the piano"
     end_s = float(kept["end"].max())
     if task is None:  # time continues from the last event, which is the end of a note
-        return Prompt(ask(kept), kept, None, (), end_s, label)
+        return Prompt(ask(kept), kept, None, (), end_s, label, may_end=may_end)
     if may_fit:
         values = task.fitting(kept, values)
     origin_s = task.origin(kept, values)
@@ -172,7 +193,7 @@ def from_notes(
     return Prompt(ask(kept), kept, task, values, origin_s, label, reference)
 
 
-def from_row(row: np.ndarray) -> Prompt | None:
+def from_row(row: np.ndarray, sounding: np.ndarray | None = None, may_end: bool = False) -> Prompt | None:
     """A row of an eval set as a prompt with what was played; None where the row was cut and does not hold both.
 
     A row of a task is to be completed after <GENAI>, a window of a performance after its first half.
@@ -191,7 +212,8 @@ def from_row(row: np.ndarray) -> Prompt | None:
     given, rest = ids[: len(ids) // 2], ids[len(ids) // 2 :]
     played, origin_s = _notes_after(given, rest)
     notes = TOKENIZER.decode(given, keep_open=True)
-    return Prompt(given, notes, None, (), origin_s, "a held-out piece", quantise(played))
+    label = "a held-out piece"
+    return Prompt(given, notes, None, (), origin_s, label, quantise(played), may_end=may_end, sounding=sounding)
 
 
 def _notes_after(given: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, float]:
@@ -208,6 +230,64 @@ def _notes_after(given: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, float]
 # Completions
 
 
+def steps(
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    params: Sampling,
+    generator: torch.Generator | None,
+    num_tokens: int | None = None,
+    grammar: Grammar | None = None,
+) -> Iterator[Tensor]:
+    """The ids (B,) that the model adds to all prompts, one step at a time; <EOGENAI> from where a row has ended.
+
+    The `grammar` is that of `grammar_of`, for a caller who looks into it afterwards.
+    """
+    device = model.norm.weight.device
+    budgets = budgets_of(model, prompts, params, num_tokens)
+    if grammar is None:
+        grammar = grammar_of(model, prompts, params, num_tokens)
+    embed = partial(_embed, model, grammar.follower) if isinstance(model, KeysTransformer) else None
+    made = generate_steps(
+        model,
+        torch.from_numpy(left_padded([prompt.ids for prompt in prompts])).to(device),
+        max(budgets),
+        lengths=[len(prompt.ids) for prompt in prompts],
+        temperature=params.temperature,
+        top_k=params.top_k or None,
+        top_p=params.top_p if params.top_p < 1 else None,
+        generator=generator,
+        stop_id=EOGENAI,
+        allowed=grammar if params.grammar else None,
+        embed=embed,
+    )
+    for step in made:
+        yield step.ids_B
+
+
+def budgets_of(
+    model: Transformer, prompts: Sequence[Prompt], params: Sampling, num_tokens: int | None = None
+) -> list[int]:
+    """How many tokens each prompt may be given."""
+    num_tokens, limit = params.num_tokens if num_tokens is None else num_tokens, model.shape.context_size
+    return [num_tokens if p.task is None else max(0, min(num_tokens, limit + 1 - len(p.ids))) for p in prompts]
+
+
+def grammar_of(
+    model: Transformer, prompts: Sequence[Prompt], params: Sampling, num_tokens: int | None = None
+) -> Grammar:
+    device, ids = model.norm.weight.device, [prompt.ids for prompt in prompts]
+    silent = np.full(NUM_PITCHES, SILENT)
+    sounding = np.stack([silent if prompt.sounding is None else prompt.sounding for prompt in prompts])
+    follower = Follower(ids, device, torch.from_numpy(sounding.astype(np.int64)).to(device))
+    may_end = [prompt.task is not None or prompt.may_end for prompt in prompts]
+    return Grammar(ids, budgets_of(model, prompts, params, num_tokens), may_end, device, follower)
+
+
+def _embed(model: KeysTransformer, follower: Follower, ids_BT: Tensor, num: int) -> Tensor:
+    follower.update(ids_BT)
+    return model.embed(ids_BT[:, -num:], follower.ages(num))
+
+
 def complete(
     model: Transformer,
     prompts: Sequence[Prompt],
@@ -218,27 +298,12 @@ def complete(
     """What the model adds or answers to each prompt; `num_tokens` in place of what `params` says."""
     if not prompts:
         return []
-    device, limit = model.norm.weight.device, model.shape.context_size
-    num_tokens = params.num_tokens if num_tokens is None else num_tokens
-    budgets = [num_tokens if p.task is None else max(0, min(num_tokens, limit + 1 - len(p.ids))) for p in prompts]
-    may_end = [prompt.task is not None for prompt in prompts]
-    grammar = Grammar([prompt.ids for prompt in prompts], budgets, may_end, device) if params.grammar else None
-    ids_BT = left_padded([prompt.ids for prompt in prompts])
-    done_BT = generate(
-        model,
-        torch.from_numpy(ids_BT).to(device),
-        max(budgets),
-        lengths=[len(prompt.ids) for prompt in prompts],
-        temperature=params.temperature,
-        top_k=params.top_k or None,
-        top_p=params.top_p if params.top_p < 1 else None,
-        generator=generator,
-        stop_id=EOGENAI,
-        allowed=grammar,
-    )
-    was_cut = [False] * len(prompts) if grammar is None else grammar.is_cut_B.tolist()
+    grammar = grammar_of(model, prompts, params, num_tokens)
+    new = [ids_B[:, None] for ids_B in steps(model, prompts, params, generator, num_tokens, grammar)]
+    new_BT = torch.cat(new, dim=1).cpu().numpy() if new else np.empty((len(prompts), 0), dtype=np.int64)
+    was_cut = grammar.is_cut_B.tolist() if params.grammar else [False] * len(prompts)
     made = []
-    for prompt, ids, budget, is_cut in zip(prompts, done_BT[:, ids_BT.shape[1] :].cpu().numpy(), budgets, was_cut):
+    for prompt, ids, budget, is_cut in zip(prompts, new_BT, budgets_of(model, prompts, params, num_tokens), was_cut):
         ids = ids[:budget]
         is_cut = prompt.task is not None and (is_cut or EOGENAI not in ids)
         if len(prompt.ids) and TOKENIZER.token_class(prompt.ids[-1:])[0] == LOUD:
@@ -249,14 +314,13 @@ def complete(
 
 
 def measure_completions(
-    model: Transformer, rows: np.ndarray, params: Sampling, generator: torch.Generator, ngram: NGram | None
+    model: Transformer, prompts: Sequence[Prompt], params: Sampling, generator: torch.Generator, ngram: NGram | None
 ) -> dict[str, Part]:
-    """Sums over these rows of an eval set, and how many there were of each.
+    """Sums over these prompts of an eval set, and how many there were of each.
 
     Prompts and tokens do not depend on which rows are completed together; what is drawn does, unless the temperature
     is 0.
     """
-    prompts = [prompt for row in rows if (prompt := from_row(row)) is not None]
     if not prompts:
         return {}
     context = model.shape.context_size
@@ -282,6 +346,27 @@ def measure_completions(
                 if name.startswith("f1"):
                     found[f"{rival}_{name}"].append(value)
     return {name: (torch.tensor(sum(values)), torch.tensor(float(len(values)))) for name, values in found.items()}
+
+
+def measure_plausibility(
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    params: Sampling,
+    generator: torch.Generator,
+    held_out: Sequence[np.ndarray],
+    copies: Copies,
+) -> dict[str, Part]:
+    """Medians over these pieces, and the middle nine tenths of held-out ones, all of at most a minute."""
+    made = [cut(one.notes, MINUTE_S) for one in complete(model, prompts, params, generator)]
+    ours, theirs = (
+        [statistics(notes) | copies.statistics(notes) for notes in some]
+        for some in (made, [cut(notes, MINUTE_S) for notes in held_out])
+    )
+    return {
+        f"{name}{'' if what == 'median' else f'_{what}'}": (torch.tensor(value), torch.tensor(1.0))
+        for name, figures in beside(ours, theirs).items()
+        for what, value in figures.items()
+    }
 
 
 def by_ngram(ngram: NGram, prompt: Prompt, num_tokens: int) -> np.ndarray:
@@ -323,7 +408,11 @@ def caption_of(prompt: Prompt, made: Completion, params: Sampling) -> str:
     whole = prompt.whole(made.notes)
     seconds = float(whole["end"].max()) if len(whole) else 0.0
     if not len(prompt.notes):
-        return f"{len(made.notes)} notes, {seconds:.1f} s, from {prompt.label}, temperature {params.temperature:g}"
+        voices = statistics(made.notes)["voices"]
+        return (
+            f"{len(made.notes)} notes, {seconds:.1f} s, {voices:.1f} voices, from {prompt.label}, "
+            f"temperature {params.temperature:g}"
+        )
     what = "continuation" if prompt.task is None else prompt.task.describe(prompt.values)
     parts = [f"{what}: {len(prompt.notes)} notes given, {len(made.notes)} made", f"{seconds:.1f} s"]
     parts.append(f"temperature {params.temperature:g}")

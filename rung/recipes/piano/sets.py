@@ -20,9 +20,10 @@ from rung.recipe import Stream
 from rung.recipes.piano.config import Config
 from rung.recipes.piano.data import digests, unigram_nats
 from rung.recipes.piano.ngram import NGram
+from rung.recipes.piano.plausibility import Copies
 from rung.recipes.piano.rows import Augment, Performances, Records, TaskRows
 from rung.recipes.piano.tasks import Choice, is_by
-from rung.recipes.piano.tokenizer import TOKENIZER, VOCAB_SIZE
+from rung.recipes.piano.tokenizer import EOGENAI, TOKENIZER, VOCAB_SIZE
 
 LEFT_OUT = "..."  # as people write a list that they do not want to show
 EVENTS = ("kind", "pitches", "velocity_bins", "time_steps", "unit_s")  # what gives the ids of a store their meaning
@@ -33,6 +34,7 @@ class Sets:
         """`choices` are the tasks; none: rows are windows, for the next token."""
         self._dataset, self._data, self._choices = cfg.dataset, cfg.data, list(choices)
         self._only_answers = cfg.loss_masking == "finetuning"
+        self._has_state, self._moves = cfg.loss_grammar or cfg.model.sounding_keys, cfg.data.moving_cuts
         augmentation = cfg.dataset.augmentation
         self._augment = Augment(tuple(augmentation.speed_change_factors), augmentation.max_pitch_shift)
         # Tasks need it for completions alone; without any the key is not read, and is reported as unused.
@@ -86,7 +88,7 @@ class Sets:
     def train(self) -> Stream:
         if self._choices:
             return self._task_rows(self._training, self._augment)
-        parts = [self._windows(some, self._augment) for some in self._training]
+        parts = [self._windows(some, self._augment, is_training=True) for some in self._training]
         return parts[0] if len(parts) == 1 else Joined(parts)
 
     @cached_property
@@ -114,19 +116,36 @@ class Sets:
             return None
         return NGram(some.ids(n) for some in self._training for n in some.numbers.tolist())
 
+    @cached_property
+    def copies(self) -> Copies:
+        """What the training data has of runs of notes."""
+        return Copies(TOKENIZER.decode(some.ids(n)) for some in self._training for n in some.numbers.tolist())
+
+    @cached_property
+    def held_out_notes(self) -> list[np.ndarray]:
+        """Every record of the base that is not trained on."""
+        numbers = [n for split in ("validation", "test") if split in self.base.splits for n in self.base.split(split)]
+        some = Records(self.base, "", np.array(numbers, dtype=np.int64), "")
+        return [TOKENIZER.decode(some.ids(n)) for n in numbers]
+
     def _fixed(self, some: Records) -> Stream:
         if self._choices:
             return self._task_rows([some], None)
         windows = self._windows(some, Augment())
         records = [some.ids(n) for n in some.numbers.tolist()]
-        windows.baselines = {"unigram": _unigram(records)}
+        end = [np.array([EOGENAI])] if self._data.end_token else []
+        windows.baselines = {"unigram": _unigram([*records, *end * len(records)])}
         if self.ngram is not None:
             total, count = self.ngram.nats(records)
             windows.baselines |= {"3-gram": total / count}
         return windows
 
-    def _windows(self, some: Records, augment: Augment) -> Performances:
-        return Performances(some, self._data.context_size, augment, self._data.prefix_tokens)
+    def _windows(self, some: Records, augment: Augment, is_training: bool = False) -> Performances:
+        data = self._data
+        return Performances(
+            some, data.context_size, augment, data.prefix_tokens, has_state=self._has_state, has_end=data.end_token,
+            moves=self._moves and is_training,
+        )  # fmt: skip
 
     def _task_rows(self, records: Sequence[Records], augment: Augment | None) -> TaskRows:
         data = self._data

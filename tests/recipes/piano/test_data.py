@@ -293,3 +293,23 @@ def test_unigram_entropy() -> None:
     histogram[CLS] = 100
     assert math.isclose(unigram_nats(histogram), math.log(4))
     assert unigram_nats(np.zeros(1241)) == 0
+
+
+def test_pieces_that_are_nearly_the_same_share_a_split(tmp_path: Path) -> None:
+    """bwv16.6 and bwv419 are one chorale with another ending; one of them must not judge what learned the other."""
+    rng = np.random.default_rng(0)
+    tunes = {f"tune{n}": np.cumsum(rng.integers(-3, 4, 80)) + 60 for n in range(40)}
+    tunes["cousin"] = np.concatenate([tunes["tune0"][:50] + 5, np.cumsum(rng.integers(-3, 4, 30)) + 65])
+    tunes["stranger"] = np.concatenate([tunes["tune2"][:24], np.cumsum(rng.integers(-3, 4, 56)) + 60])  # 12 runs of 68
+    for name, pitches in tunes.items():
+        starts = np.arange(len(pitches)) * (0.4 if name == "cousin" else 0.25)
+        folder = tmp_path / "midi" / name
+        folder.mkdir(parents=True)
+        (folder / "a.mid").write_bytes(write_midi(make(starts, starts + 0.2, pitches, 64)))
+    for seed in range(6):
+        summary = prepare(tmp_path / "midi", tmp_path / f"store{seed}", seed=seed)
+        store = Store.open(tmp_path / f"store{seed}")
+        split_of = {store.index[n]["piece"]: split for split in store.splits for n in store.split(split)}
+        assert split_of["cousin"] == split_of["tune0"]
+        assert store.info["near_duplicates"] == [["cousin", "tune0"]]
+        assert "2 pieces are nearly another one" in summary

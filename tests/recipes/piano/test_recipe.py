@@ -314,6 +314,46 @@ def test_the_3_gram_model_answers_from_where_the_model_does() -> None:
     assert abs(made["start"][0] - target["start"][0]) < 0.005
 
 
+def test_an_eval_can_also_compare_pieces_from_nothing_with_held_out_ones(base: Path) -> None:
+    words = (f"dataset.base_dataset_name={base}", "sampling.num_tokens=200")
+    made = recipe(*words, "evaluation.samples=3", "data.end_token=true", "model.sounding_keys=true")
+    stream, model = made.streams()["full_val"], made.model().eval()
+
+    def measured(ids: np.ndarray) -> dict[str, float]:
+        draw = Draw(0, -1, ids)
+        batch = {name: torch.from_numpy(a) for name, a in stream.gather(ids, draw).items()}
+        with torch.no_grad():
+            return {name: float(total / count) for name, (total, count) in made.measure(model, batch, draw).items()}
+
+    found = measured(np.arange(3))
+    assert found == measured(np.arange(3))
+    assert 1 < found["voices_real_5"] < found["voices_real_95"] < 1.5  # of the tunes, whose notes hardly overlap
+    assert {"most_voices", "notes_per_s", "range", "copied_run", "copied_run_most"} <= set(found)
+    assert found["copied_run"] <= found["copied_run_most"]
+    assert not measured(np.arange(1, 4))  # once in each set
+    with_tasks = recipe(*words, "evaluation.samples=3", "stage=piano_task", "data.context_size=300")
+    with_tasks.streams()
+    assert "evaluation.samples" in with_tasks.describe("scratch").unused
+
+
+def test_losses_with_and_without_the_grammar_are_not_the_same_measure(base: Path) -> None:
+    plain, masked = (recipe(f"dataset.base_dataset_name={base}", f"loss_grammar={on}") for on in ("false", "true"))
+    assert plain.identity().weights == masked.identity().weights
+    assert plain.identity().metrics != masked.identity().metrics
+
+
+def test_a_model_that_is_told_the_keys_is_no_gpt2(base: Path, tmp_path: Path) -> None:
+    plain, told = (recipe(f"dataset.base_dataset_name={base}", f"model.sounding_keys={on}") for on in ("false", "true"))
+    plain.export_hf(plain.model(), tmp_path / "gpt2")
+    with raises_code("not-supported"):
+        told.export_hf(told.model(), tmp_path / "hf")
+    with raises_code("checkpoint-mismatch"):
+        told.load_pretrained(told.model(), tmp_path / "gpt2")
+    assert "weights of" in plain.load_pretrained(plain.model(), tmp_path / "gpt2")
+    wanted = Piano.config_from_pretrained(tmp_path / "gpt2")["model"]
+    assert (wanted["positions"], wanted["sounding_keys"]) == ("learned", False)
+
+
 # Samples
 
 
