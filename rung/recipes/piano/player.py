@@ -44,10 +44,11 @@ class PianoPlayer:
     Request = PianoRequest
 
     def __init__(
-        self, model: Transformer, sampling: Sampling, choices: Sequence[Choice], trained_on: str | None
+        self, model: Transformer, sampling: Sampling, choices: Sequence[Choice], trained_on: str | None, may_end: bool
     ) -> None:
-        """`choices` are the tasks it has learned; `trained_on` is the data that rows were told to be from, if any."""
-        self.model, self.sampling, self.trained_on = model, sampling, trained_on
+        """`choices` are the tasks it has learned; `trained_on` is the data that rows were told to be from, if any;
+        `may_end` says whether it has learned where pieces end."""
+        self.model, self.sampling, self.trained_on, self.may_end = model, sampling, trained_on, may_end
         self.choices = {choice.task.name: choice for choice in choices}
 
     def about(self) -> dict[str, Any]:
@@ -96,11 +97,11 @@ class PianoPlayer:
         notes, num_dropped = in_range(make(*zip(*rows))) if rows else (make([], [], [], []), 0)
         if not len(notes) and task is not None:
             raise UserError("play something first: this run answers to notes", code="prompt-empty")
-        prompt = from_nothing(prefix)
+        prompt = from_nothing(prefix, self.may_end)
         if len(notes):
             prompt = from_notes(
                 notes, num_dropped, "what you played", task, values, context_size=self.model.shape.context_size,
-                prefix=prefix, may_fit=not request.parameters,
+                prefix=prefix, may_fit=not request.parameters, may_end=self.may_end,
             )  # fmt: skip
         device = self.model.norm.weight.device
         generator = Draw(request.seed, -1, np.arange(1)).generator("play", device)

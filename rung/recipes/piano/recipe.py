@@ -234,7 +234,7 @@ class Piano(Recipe, Prepares, Pretrained, Exports, Plays):
         from rung.recipes.piano.player import PianoPlayer
 
         trained_on = self.sets.trained_on if self.cfg.data.prefix_tokens else None
-        return PianoPlayer(cast("Transformer", model), self.cfg.sampling, self.choices, trained_on)
+        return PianoPlayer(cast("Transformer", model), self.cfg.sampling, self.choices, trained_on, self._has_end)
 
     # Weights of others
 

@@ -130,8 +130,9 @@ def from_file(
             f"sampling.prompt: {one_line(path)} has no notes on the piano; give another file", code="file-empty"
         )
     return from_notes(
-        notes, num_dropped, one_line(path.name), task, values, context_size=context_size, prefix=prefix, may_fit=may_fit
-    )
+        notes, num_dropped, one_line(path.name), task, values, context_size=context_size, prefix=prefix,
+        may_fit=may_fit, may_end=may_end,
+    )  # fmt: skip
 
 
 def from_notes(
@@ -144,6 +145,7 @@ def from_notes(
     context_size: int,
     prefix: Sequence[int] = (),
     may_fit: bool = False,
+    may_end: bool = False,
 ) -> Prompt:
     """The same of notes that are here; `num_dropped` were left out before."""
     notes = quantise(from_zero(notes))
