@@ -72,7 +72,7 @@ class Execution(NamedTuple):
 
 
 def execution_on(device: torch.device) -> Execution:
-    # Execution(True, 2, in_cuda_graph) is meant for GPUs and has not run on one yet; tests/gpu says whether it is right.
+    # Execution(True, 2, in_cuda_graph) is meant for GPUs and has not run on one yet; tests/gpu says if it is right.
     return Execution(num_ahead=2) if device.type == "cuda" else Execution()
 
 

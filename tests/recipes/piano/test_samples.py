@@ -274,7 +274,8 @@ def test_files_have_the_whole_and_the_picture_has_both(name: str) -> None:
 def test_from_nothing_there_is_one_colour_and_no_prompt_in_the_caption() -> None:
     made = {sample.name: sample for sample in artifacts(0, from_nothing(), Completion(tune(5)), USUAL)}
     assert colours(made["sample-0.png"].data) == {"model"}
-    assert made["sample-0.mid"].caption == f"5 notes, {tune(5)['end'].max():.1f} s, from nothing, temperature 1"
+    seconds = f"{tune(5)['end'].max():.1f} s"
+    assert made["sample-0.mid"].caption == f"5 notes, {seconds}, 1.0 voices, from nothing, temperature 1"
     none = next(artifacts(0, from_nothing(), Completion(tune(5)[:0]), USUAL))
     assert none.caption == "no notes in 60 tokens: allow more of them, or train longer"
 
