@@ -17,6 +17,7 @@ from rung.recipe import Pretrained, Recipe
 from rung.runs import marks
 from rung.runs.paths import inside
 from rung.runs.query import open_run
+from rung.runs.renamed import current_config
 
 TRAINING = ("dropout", "init")  # of a model section: choices of training or of a start from nothing, not of weights
 FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")  # as others call their weights
@@ -79,12 +80,14 @@ def config_from_pretrained(
     """The keys that a model must have to take these weights, as a tree.
 
     Where a key of the model section refers to another one (the positions of a model are the length of a row), that
-    other key is returned in its place.
+    other key is returned in its place. A key that the weights' config does not have came later; its default is what
+    models were before.
     """
     source = external_source(reference)
     if source is not None:
         return dict(recipe_class.config_from_pretrained(source)) if issubclass(recipe_class, Pretrained) else {}
-    was = config_of(find_checkpoint(reference, runs_root))
+    recipe = f"{recipe_class.__module__}:{recipe_class.__qualname__}"
+    was = current_config(config_of(find_checkpoint(reference, runs_root)), recipe)
     found: dict[str, Any] = {}
     for name, known in schema.keys.items():
         section, _, last = name.partition(".")
@@ -92,8 +95,11 @@ def config_from_pretrained(
             continue
         refers = REFERENCE.fullmatch(str(known.default))
         section, _, last = (refers[1] if refers else name).rpartition(".")
-        if last in (there := was.get(section, {})):
+        there = was.get(section, {})
+        if last in there:
             found.setdefault(section, {})[last] = there[last]
+        elif there and not refers:
+            found.setdefault(section, {})[last] = known.default
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -95,6 +96,24 @@ def test_files_and_words_win_over_it(here: Path, tmp_path: Path) -> None:
 def test_a_run_and_its_checkpoint_tell_the_same(here: Path, name: str) -> None:
     assert find_checkpoint(name, Path("runs")).samefile("runs/piano/1/checkpoints/00000002")
     assert resolve("piano", [f"init_from={name}"]).config.sources["model.n_layer"] == f"init_from {name}"
+
+
+def test_a_key_that_came_later_is_as_models_were_before(here: Path, tmp_path: Path) -> None:
+    save = shutil.copytree("runs/piano/1/checkpoints/00000002", tmp_path / "save")
+    state = json.loads((save / "state.json").read_text())
+    for key in ("positions", "sounding_keys"):
+        del state["config"]["model"][key]
+    (save / "state.json").write_text(json.dumps(state))
+    values = resolve("piano", [f"init_from={save}", "preset=tiny"]).config.values
+    assert [values[f"model.{name}"] for name in ("positions", "sounding_keys", "n_layer")] == ["learned", False, 3]
+
+
+def test_a_value_that_was_spelled_otherwise_is_read_as_today(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    model = {"memory": ["4@64x48", "8@32x24"], "warp": True}
+    (tmp_path / "state.json").write_text(json.dumps({"config": {"model": model}}))
+    values = resolve("world", [f"init_from={tmp_path}"]).config.values
+    assert (values["model.warp"], values["model.memory"]) == ("last", ["4@64x48", "8@32x24"])
 
 
 def test_a_name_that_means_nothing_is_left_to_whoever_needs_it(here: Path) -> None:
