@@ -25,6 +25,7 @@ from rung.text import error_text
 
 QUERIES, PLACES = 64, 512  # that are judged in one attention, and in one cross entropy
 CHUNK = 2**20  # numbers that are worked on at once: 4 MB
+RULED_OUT = -1e8  # a logit as low is a mask's
 
 Columns = dict[str, Tensor]
 ENOUGH = 512  # numbers of the largest tensor of the batch: one long text is enough, of short rows it takes several
@@ -314,10 +315,14 @@ def classes(seen: LossCall) -> Columns:
     for start in range(0, len(targets), rows):
         part = logits[start : start + rows].float()
         lse = part.logsumexp(-1)
+        # A class that a mask rules out, by -inf or by a number as low, says nothing of the logits.
+        is_out = part <= RULED_OUT
+        of_others = part.masked_fill(is_out, 0.0).sum(-1) / (~is_out).sum(-1).clamp(min=1)
+        mean_logit = torch.where(is_out.any(-1), of_others, part.mean(-1))
         log_shares = part - lse[:, None]
         entropy = -(log_shares.exp() * log_shares).nansum(-1)  # a class that is ruled out has -inf, and adds nothing
         losses = -log_shares.gather(1, targets[start : start + rows, None])[:, 0]
-        chunks.append((lse, part.mean(-1), entropy, part.argmax(-1), losses))
+        chunks.append((lse, mean_logit, entropy, part.argmax(-1), losses))
     lse, mean, entropy, top, losses = (torch.cat(parts) for parts in zip(*chunks, strict=True))
 
     def average(values: Tensor, weights: Tensor = weights) -> Tensor:

@@ -17,10 +17,11 @@ CHUNK_BYTES = 64 << 20
 
 
 class Rows(NamedTuple):
-    """A number for each row; `every` for each place of an array of one axis."""
+    """A number for each row; `every` for each place of an array of one axis. `kind` is what a row is made of."""
 
     keys: np.ndarray
     every: np.ndarray | None
+    kind: tuple[str, int]
 
 
 class Overlap(NamedTuple):
@@ -33,27 +34,38 @@ class Overlap(NamedTuple):
 
 def rows_of(what: Any) -> Rows | None:
     """None for what has no rows, is too large, or only counts rows, as `range` does."""
-    array = what.detach().cpu().numpy() if hasattr(what, "detach") else what
+    if hasattr(what, "detach"):
+        # Looked at before it is copied to the host; numpy has no bfloat16.
+        if what.numel() * what.element_size() > MOST_BYTES or str(what.dtype) == "torch.bfloat16":
+            return None
+        what = what.detach().cpu().numpy()
+    array = what
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.nbytes > MOST_BYTES:
         return None
     if array.ndim != 1:
-        return Rows(_keys(array.reshape(len(array), -1)), None) if array.ndim and array[:1].size else None
-    if len(array) < FEWEST * SPAN or np.array_equal(array, np.arange(len(array))):
+        if not array.ndim or not array[:1].size:
+            return None
+        rows = array.reshape(len(array), -1)
+        return Rows(_keys(rows), None, (rows.dtype.str, rows.shape[1]))
+    head = array[: FEWEST * SPAN]
+    if len(head) < FEWEST * SPAN or np.array_equal(head, np.arange(len(head))):
         return None
     spans = array[: len(array) // SPAN * SPAN].reshape(-1, SPAN)
-    return Rows(_keys(spans), _keys(np.lib.stride_tricks.sliding_window_view(array[:MOST_PLACES], SPAN)))
+    every = _keys(np.lib.stride_tricks.sliding_window_view(array[:MOST_PLACES], SPAN))
+    return Rows(_keys(spans), every, (spans.dtype.str, SPAN))
 
 
 def overlap(train: Rows, other: Rows) -> Overlap | None:
     """None where they cannot be compared: another kind of rows, or too few."""
-    if (train.every is None) != (other.every is None) or min(len(train.keys), len(other.keys)) < FEWEST:
+    is_alike = train.kind == other.kind and (train.every is None) == (other.every is None)
+    if not is_alike or min(len(train.keys), len(other.keys)) < FEWEST:
         return None
     _, counts = np.unique(train.keys, return_counts=True)
     repeats = float(counts[counts > 1].sum() / len(train.keys))
     if other.every is None:
         return Overlap(len(other.keys), float(np.isin(other.keys, train.keys).mean()), repeats)
     # Spans of train that are anywhere in the other set: if all of it is in train, one at each 32nd place.
-    found = np.isin(train.keys, other.every).sum() * SPAN / len(other.every)
+    found = np.isin(np.unique(train.keys), other.every).sum() * SPAN / len(other.every)  # a silence counts once
     return Overlap(len(other.every), float(min(1.0, found)), repeats)
 
 

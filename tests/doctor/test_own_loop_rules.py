@@ -50,6 +50,14 @@ def test_an_eval_that_is_apart_in_the_first_epoch(level: float) -> None:
     assert answer(evaluated([1.0] * 5 + [1.0, 3.0], level=level), "L11") == "healthy"
 
 
+def test_evals_that_come_after_the_first_epoch_tell_nothing_unless_they_are_near() -> None:
+    of = evaluated([1.0] * 7)
+    of.evals["val"]["loss"] = series([6.0, 6.1], [301, 390])
+    assert answer(of, "L11") == "not looked at"
+    of.evals["val"]["loss"] = series([0.55, 0.52], [301, 390])
+    assert answer(of, "L11") == "healthy"
+
+
 def test_an_eval_far_above_the_untrained_model_that_improves_a_little_is_no_use() -> None:
     of = evaluated([3.0] * 4)
     of.evals["val"]["loss"] = series([7.0, 6.5, 6.2, 6.0], [50, 100, 150, 200])

@@ -183,6 +183,12 @@ def test_a_low_rate_of_a_script_is_told_by_the_way_of_its_weights(of: History, s
     assert answer(of) == said
 
 
+def test_a_rate_that_is_still_rising_is_not_judged() -> None:
+    of = slow(0.09, 3.3)
+    of.rows["lr"] = series(list(np.linspace(0, 1e-3, 200)))
+    assert answer(of) == "not looked at"
+
+
 def test_weights_that_may_have_been_trained_before_are_not_judged() -> None:
     of = slow(0.09, 3.3)
     del of.derived["baselines"]

@@ -60,6 +60,22 @@ def squares(model: nn.Module) -> object:
     return lambda batch, draw: Loss(F.mse_loss(model(batch["x"]), batch["y"], reduction="sum"), torch.tensor(1.0))
 
 
+@pytest.mark.parametrize("ruled_out", [-1e9, -math.inf])
+def test_what_a_mask_rules_out_is_no_logit(ruled_out: float) -> None:
+    model, ids = gpt(), torch.from_numpy(chain(16, 1))
+    is_out = torch.arange(VOCAB) >= VOCAB - 3
+
+    def loss(batch: Batch, draw: Draw) -> Loss:
+        logits = model(batch["ids"][:, :-1]).masked_fill(is_out, ruled_out)
+        targets = batch["ids"][:, 1:].clamp(max=VOCAB - 4)
+        return Loss(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), torch.tensor(1.0))
+
+    _, looked = look_at(model, {"ids": ids}, loss)
+    with torch.no_grad():
+        logits = model.eval()(ids[: math.ceil(512 / (LENGTH + 1)), :-1])[..., : VOCAB - 3]
+    assert looked.scalars["logits/logit_mean"].item() == pytest.approx(logits.mean().item(), rel=1e-4, abs=1e-6)
+
+
 def test_a_gpt_is_seen_whole() -> None:
     model, ids = gpt(), torch.from_numpy(chain(16, 1))
     look, looked = look_at(model, {"ids": ids}, gpt_loss(model))

@@ -187,6 +187,9 @@ def _too_low_by_distance(history: History) -> Finding | None:
         raise NotLooked(
             f"{min(updates, len(loss))} steps are too few", f"a run of {FEW_UPDATES} steps that logs its loss"
         )
+    rates = history["lr"].finite.values
+    if len(rates) >= FEW_LOSSES and rates[-1] >= rates.max() > 1.1 * np.median(rates):
+        raise NotLooked("the learning rate is still rising", "a run that is past its warm-up")
     if not displaced:
         raise NotLooked("the weights do not move at all, which is another fault (L1)")
     if len(losses(history)) > 1 or any(re.search(GOALS, name) for name in history.rows):

@@ -638,8 +638,10 @@ def apart_from_the_start(history: History) -> Finding | None:
         evals = measures.get("loss", EMPTY).finite
         before = [(int(step), float(value), loss.between(0, int(step) + 1)) for step, value in zip(*evals, strict=True)]
         before = [one for one in before if len(one[2]) >= FEW_BEFORE]
-        has_looked = has_looked or bool(before)
         first = [one for one in before if one[0] <= history.steps_per_epoch] if is_known else before[:2]
+        # Two early evals can show a gap; one that is close to training, whenever it came, shows that there is none.
+        is_near = any(value <= APART * train.last(AROUND).median for _, value, train in before)
+        has_looked = has_looked or len(first) >= 2 or is_near
         found = []
         for step, value, train in first:
             near = train.last(AROUND)
@@ -650,7 +652,10 @@ def apart_from_the_start(history: History) -> Finding | None:
         if len(found) == len(first) >= 2 and found[-1][3] / found[-1][2] > 0.7 * found[0][3] / found[0][2]:
             gaps += found
     if not has_looked:
-        raise NotLooked("hardly any training loss before the evals", 'run.log({"loss": loss}) at each step')
+        raise NotLooked(
+            "there are fewer than two evals in the first epoch with training losses before them",
+            'run.log({"loss": loss}) at each step, and two evals in the first epoch',
+        )
     if not gaps:
         return None
     of, step, ours, theirs = gaps[-1]

@@ -30,8 +30,8 @@ OLDEST = 1 << 30  # units; the clock of a row begins here, so that what was stru
 # Tokens that leave what sounds as it is: padding before a prompt, and the prefix before a row that begins mid-piece.
 NEUTRAL = (tok.PAD, *(id for id in range(tok.PLACE, tok.PLACE + len(tok.SPECIALS))
                       if tok.TOKENIZER.names[id].startswith(("<DATASET_", "<COMPOSER_"))))  # fmt: skip
-_IS_NEUTRAL = torch.zeros(tok.VOCAB_SIZE, dtype=torch.bool)
-_IS_NEUTRAL[list(NEUTRAL)] = True
+LAST_NEUTRAL = tok.EOGENAI + len(tok.DATASETS) + len(tok.COMPOSERS)
+assert NEUTRAL == (tok.PAD, *range(tok.EOGENAI + 1, LAST_NEUTRAL + 1))  # one range: no table has to go to a device
 
 
 class State(NamedTuple):
@@ -71,7 +71,8 @@ def follow(ids_BT: Tensor, before: State | None = None) -> State:
     is_off_BT = (ids_BT >= tok.NOTE_OFF) & (ids_BT < tok.VELOCITY)
     is_wait_BT = (ids_BT >= tok.TIME) & (ids_BT < tok.PLACE)
     is_special_BT = (ids_BT < tok.NOTE_ON) | (ids_BT >= tok.PLACE)
-    clears_BT = is_special_BT & ~_IS_NEUTRAL.to(device)[ids_BT.clamp(0, tok.VOCAB_SIZE - 1)]
+    is_neutral_BT = (ids_BT == tok.PAD) | ((ids_BT > tok.EOGENAI) & (ids_BT <= LAST_NEUTRAL))
+    clears_BT = is_special_BT & ~is_neutral_BT
     is_new_BT = is_wait_BT | is_special_BT
     key_BT = torch.where(is_on_BT, ids_BT - tok.NOTE_ON, ids_BT - tok.NOTE_OFF).clamp(0, tok.NUM_PITCHES - 1)
     power_BT = (ids_BT - tok.TIME).clamp(0, LONGEST)

@@ -52,8 +52,6 @@ class Dreamer:
         self, memory: Memory, anchor: Anchor | None, controls_BU: Tensor, draw: Draw, number: int
     ) -> tuple[Tensor, Anchor | None]:
         """The frame after `memory`, and the anchor for the step after it."""
-        if self.world.generator.warp == "keyframe" and (anchor is None or number % self.keyframe_every == 0):
-            anchor = new_anchor(to_signal(memory[0][:, -1]))
         device = controls_BU.device
         seen, level = see(memory), torch.zeros(len(controls_BU), device=device)
         if self.context_noise and not draw.is_eval:
@@ -63,6 +61,8 @@ class Dreamer:
                 # Nearly normal, of deviation 1: the sum of three uniform numbers is close enough to shake a picture.
                 a, b, c = (draw.noise(f"context/{number}/{i}/{k}", tuple(picture.shape[1:]), device) for k in range(3))
                 seen[i] = picture + shake * ((a + b + c - 1.5) * 2.0)
+        if self.world.generator.warp == "keyframe" and (anchor is None or number % self.keyframe_every == 0):
+            anchor = new_anchor(seen[0][:, -3:])  # as noisy as what it sees
         noise = draw.noise(f"noise/{number}", (self.world.generator.noise_size,), device)
         made: tuple[Tensor, Anchor | None] = self.world.generator(
             seen, self.world.standard(controls_BU), level, noise, anchor

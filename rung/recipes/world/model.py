@@ -213,7 +213,7 @@ class Generator(nn.Module):
             known = move(anchor.known_B1HW, flow) * inside(carried)  # beyond its border the keyframe is one smear
             moved = known * move(anchor.frame_B3HW, carried, "bicubic") + (1 - known) * moved
             # Trusted or not: a share of 0.97, carried on, would leave 14 % of the keyframe after 64 steps.
-            anchor = Anchor(anchor.frame_B3HW, carried.detach(), known * (trust > 0.5))
+            anchor = Anchor(anchor.frame_B3HW, carried.detach(), (known * (trust > 0.5)).detach())
         mixed = trust * moved + (1 - trust) * colours
         if self.warp == "last":
             return mixed, None
