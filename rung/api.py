@@ -439,7 +439,7 @@ def rebuild(
     `rung replay`."""
     import torch
 
-    from rung.engine.build import build
+    from rung.engine.build import build, take_threads_of
     from rung.engine.init_from import config_of
 
     overrides = [f"system.dtype={dtype}"]
@@ -451,7 +451,11 @@ def rebuild(
     else:
         resolved, _ = resolve_saved(run, config_of(save), overrides, runs=runs)
     is_training = resolved.config.values["system.compile"]
-    return build(resolved.config, resolved.recipe_class, root_of(runs), is_training=is_training, is_new=False)
+    setup = build(resolved.config, resolved.recipe_class, root_of(runs), is_training=is_training, is_new=False)
+    if save is None and setup.world.device.type == "cpu":  # a save brings its own
+        then = run.document.get("derived") or {}
+        take_threads_of(setup, then.get("threads"), then.get("num_ranks"))
+    return setup
 
 
 def _open(run: RunRef, root: Path) -> Run:

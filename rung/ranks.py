@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LAUNCHER = "RUNG_LAUNCHER"  # the process that started the ranks
 LOOK_S = 0.1
-GRACE_S = 20.0  # in which ranks notice by themselves that another one has failed, and say so
+GRACE_S = 300.0  # in which ranks notice that another one has failed, and end: rank 0 may have a capture to write
 PR_SET_PDEATHSIG = 1
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # which nobody sends
 MOST_LINES = 40  # of what a rank that failed had printed

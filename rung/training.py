@@ -239,14 +239,17 @@ def train_to_end(
     return run
 
 
-def end_stalled(setup: Setup, record: Record | None, why: str) -> None:
-    """Ends the record of a run whose ranks wait for one that does not come; called from the watchdog's thread."""
+def end_stalled(setup: Setup, record: Record | None, why: str, code: int) -> None:
+    """Ends the record of a run whose ranks wait for one that does not come, or that failed (with `code` 2 by a user's
+    mistake); called from the watchdog's thread."""
     if record is None:
         return
-    step = setup.state.progress.step
-    record.event("stall", step=step, why=why)
-    record.finish("crashed", reason=why, last_step=step, totals=asdict(setup.state.progress))
-    write(sys.stderr, f"rung: {why} [stalled]\n")
+    step, is_mistake = setup.state.progress.step, code == 2
+    if not is_mistake:
+        record.event("stall", step=step, why=why)
+    status = "stopped" if is_mistake else "crashed"
+    record.finish(status, reason=why, last_step=step, totals=asdict(setup.state.progress))
+    write(sys.stderr, f"rung: {why}{'' if is_mistake else ' [stalled]'}\n")
 
 
 def next_commands(setup: Setup, record: Record, name: str) -> list[str]:

@@ -41,7 +41,10 @@ class Bucket:
         if self.flat is None:
             self.flat = torch.zeros(self.numel, dtype=parameter.dtype, device=parameter.device)
         start = self.starts[number]
-        return self.flat[start : start + parameter.numel()].view(parameter.shape)
+        place = self.flat[start : start + parameter.numel()]
+        if parameter.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+            return place.view(parameter.shape)
+        return place.as_strided(parameter.shape, parameter.stride())  # fused optimizers walk both in one order
 
 
 class GradientBuckets:
@@ -143,7 +146,9 @@ class GradientBuckets:
             used = torch.ones(len(self._unused), dtype=sums.dtype, device=sums.device)
         message = self._world.sum_(torch.cat([sums.reshape(-1), used]))
         if any(self._unused):  # else this rank used all, and nobody need wait for the device
-            for parameter, is_used in zip(self._parameters, message[sums.numel() :].tolist()):
+            with self._world.waiting("the sum of gradients"):  # under NCCL the host waits here
+                all_used = message[sums.numel() :].tolist()
+            for parameter, is_used in zip(self._parameters, all_used):
                 if not is_used:
                     parameter.grad = None
         return message[: sums.numel()].view_as(sums)

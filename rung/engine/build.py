@@ -141,6 +141,7 @@ class Setup:
             "dtype": self.precision.name,
             "config": self.config.tree(),
             "threads": torch.get_num_threads(),
+            "num_ranks": self.world.size,
             "train_fingerprint": self.streams["train"].fingerprint,
         }
 
@@ -289,14 +290,7 @@ def restore(setup: Setup, save: Path | checkpoint.Saved, evaluated: Container[in
             f"add system.dtype={saved.state['dtype']}",
             code="dtype-mismatch",
         )
-    num_then, num_now = saved.state.get("threads"), setup.derived["threads"]  # old saves do not say
-    if not setup.cfg.system.threads and num_then and num_then != num_now:
-        if num_then <= cores():
-            torch.set_num_threads(num_then)
-            setup.derived["threads"] = num_then
-            setup.chosen.append(f"threads {num_now} -> {num_then}, as before: the number moves the last digits of sums")
-        else:
-            setup.chosen.append(f"{num_now} threads, {num_then} before: the last digits of sums will differ")
+    take_threads_of(setup, saved.state.get("threads"), saved.state.get("num_ranks"))  # old saves do not say
     saved.load_into(setup.state.model)
     setup.state.load_tensors(saved.tensors())
     progress = saved.progress
@@ -486,6 +480,20 @@ def _take_threads(setup: Setup) -> None:
         flops = setup.flops.per_row * setup.rate.rows_per_step
         line = compile_line(flops, setup.num_steps, cfg.optimizer.max_iters.seconds, torch.get_num_threads())
         setup.chosen += [line] if line else []
+
+
+def take_threads_of(setup: Setup, num_then: int | None, num_ranks: int | None) -> None:
+    """Takes the number of threads that a run had before, where this machine has as many cores: it moves the last digits
+    of sums. Another number of ranks adds in another order anyway."""
+    num_now = setup.derived["threads"]
+    if setup.cfg.system.threads or not num_then or num_then == num_now or num_ranks != setup.world.size:
+        return
+    if num_then <= cores():
+        torch.set_num_threads(num_then)
+        setup.derived["threads"] = num_then
+        setup.chosen.append(f"threads {num_now} -> {num_then}, as before: the number moves the last digits of sums")
+    else:
+        setup.chosen.append(f"{num_now} threads, {num_then} before: the last digits of sums will differ")
 
 
 def _threads_line(setup: Setup) -> str:

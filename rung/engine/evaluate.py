@@ -112,7 +112,7 @@ class Evaluator:
         names = sums.names
         if self._world.size > 1:  # a rank without rows has seen no part; all ranks must sum the same ones
             names = list(dict.fromkeys(name for some in self._world.from_all(names) for name in some))
-        packed = self._world.sum_(sums.packed(names)).tolist()
+        packed = self._world.sums(sums.packed(names))
         result = {name: value / count for name, (value, count) in zip(names, packed, strict=True) if count}
         total, num_targets = packed[names.index("loss")]
         # The standard error of the loss, from how much batches differ: what a change must exceed to mean something.
@@ -120,7 +120,7 @@ class Evaluator:
         pairs = torch.stack(sums.micros) if sums.micros else nothing
         residuals = pairs[:, 0] - (total / num_targets if num_targets else 0.0) * pairs[:, 1]
         spread = torch.stack([residuals.square().sum(), residuals.new_tensor(float(len(pairs)))])
-        squares, num_batches = self._world.sum_(spread).tolist()
+        squares, num_batches = self._world.sums(spread)
         if num_batches >= 2 and num_targets:
             result["loss_se"] = (squares * num_batches / (num_batches - 1)) ** 0.5 / num_targets
         return {"loss": float("nan"), **result, "targets": num_targets}

@@ -66,6 +66,11 @@ class World:
                 dist.all_reduce(tensor)
         return tensor
 
+    def sums(self, tensor: Tensor) -> Any:
+        """The sum of a tensor over all ranks, as plain numbers. (Under NCCL one waits where they are read.)"""
+        with self.waiting("a sum over all ranks"):
+            return self.sum_(tensor).tolist()
+
     def agreed(self, flag: bool, step: int) -> bool:
         """Whether it holds on any rank. Every rank must ask; several wait for each other, so not at every step."""
         if self.size == 1:

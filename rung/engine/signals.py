@@ -59,6 +59,7 @@ class Signals:
         packed = torch.stack([value.detach().to(wide).reshape(()) for value in device.values()])
         copied = None
         if packed.device.type == "cuda":
+            stream = torch.cuda.current_stream(packed.device)
             packed = packed.to("cpu", non_blocking=True)
             tables = {
                 kind: Layered(
@@ -68,7 +69,7 @@ class Signals:
                 for kind, (names, columns) in tables.items()
             }
             copied = torch.cuda.Event()
-            copied.record()
+            copied.record(stream)
         self._pending.append(_Pending(step, dict(host), list(device), packed, dict(tables), copied))
 
     def drop(self) -> None:

@@ -121,7 +121,8 @@ class Stepper:
                 if self._precision.loss_scale is not None:
                     factor = factor / self._precision.loss_scale.scale
                 gradients.append(Gradients(objective, added.names, packed, added.micros, factor, self._grad_clip))
-            signals = self.guarded.update(step, gradients, lr, measures)
+            with self._world.waiting("the numbers of this step", exchanges=False):  # some optimizers ask the device
+                signals = self.guarded.update(step, gradients, lr, measures)
             for objective in due:
                 for parameter in objective.parameters:
                     parameter.grad = None

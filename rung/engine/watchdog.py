@@ -48,7 +48,7 @@ class Watchdog:
         self._store = store
         self._waits: list[tuple[float, str]] = []  # since when and for what the main thread waits, the outermost first
         self._folder: Path | None = None
-        self._end: Callable[[str], None] | None = None
+        self._end: Callable[[str, int], None] | None = None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
@@ -72,8 +72,9 @@ class Watchdog:
         finally:
             self._waits.pop()
 
-    def start(self, folder: Path, end: Callable[[str], None]) -> None:
-        """Watches from now on. `end` is called with a sentence, from another thread, right before the process ends."""
+    def start(self, folder: Path, end: Callable[[str, int], None]) -> None:
+        """Watches from now on. `end` is called with a sentence and the exit code, from another thread, right before the
+        process ends."""
         self._folder, self._end = folder, end
         self._thread = threading.Thread(target=self._watch, name="rung-watchdog", daemon=True)
         self._thread.start()
@@ -123,7 +124,9 @@ class Watchdog:
                     self._stall(waited_s, waits[0][1])
                 elif waited_s > FOLLOW_S and (word := self.word_of_other()) is not None:
                     # (a broken connection has told a rank under gloo long before; under NCCL nothing does)
-                    self._finish(f"rank {word['rank']} failed: {word['text']}")
+                    is_told = bool(word["code"])  # a user's mistake, with its remedy
+                    text = word["text"] if is_told else f"rank {word['rank']} failed: {word['text']}"
+                    self._finish(text, 2 if is_told else 1)
         except RuntimeError:  # the store is gone, and with it whoever started the ranks
             return
 
@@ -174,11 +177,11 @@ class Watchdog:
         waits = self._waits[:1]
         return f"waits for {waits[0][1]}" if waits else f"is at {place}"
 
-    def _finish(self, text: str) -> None:
+    def _finish(self, text: str, code: int = 1) -> None:
         if self._is_over.is_set():  # it has come back after all, and is ending
             return
         assert self._end is not None
         try:
-            self._end(text)
+            self._end(text, code)
         finally:
-            os._exit(1)
+            os._exit(code)

@@ -177,10 +177,11 @@ def choose(
         probs_BK = probs_BK.masked_fill(probs_BK.cumsum(dim=-1) - probs_BK >= top_p, 0.0)
     assert generator is not None
     # One number a row says how far along the sum of its probabilities its id lies; never as far as the end.
-    sums_BK = probs_BK.cumsum(dim=-1, dtype=torch.float64)
+    wide = torch.float32 if probs_BK.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    sums_BK = probs_BK.cumsum(dim=-1, dtype=wide)
     shape, device = (len(sums_BK), 1), generator.device
-    drawn_B1 = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(sums_BK.device)
-    place_B1 = torch.searchsorted(sums_BK, drawn_B1 * (1 - 2**-52) * sums_BK[:, -1:], right=True)
+    drawn_B1 = torch.rand(shape, generator=generator, dtype=wide, device=device).to(sums_BK.device)
+    place_B1 = torch.searchsorted(sums_BK, drawn_B1 * (1 - torch.finfo(wide).eps) * sums_BK[:, -1:], right=True)
     place_B1 = place_B1.clamp(max=sums_BK.shape[-1] - 1)  # a row that is not finite has no place
     return (place_B1 if ids_BK is None else ids_BK.gather(-1, place_B1))[:, 0]
 
@@ -319,7 +320,7 @@ def _read_later(status_B: Tensor) -> Callable[[], list[int]]:
     host_B = torch.empty(status_B.shape, dtype=status_B.dtype, pin_memory=True)
     host_B.copy_(status_B, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(status_B.device))
 
     def read() -> list[int]:
         copied.synchronize()

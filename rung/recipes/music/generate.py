@@ -146,6 +146,7 @@ def restrict(logits_BCV: Tensor, specials: Specials, leader: int | None) -> Tens
     if eos_B is not None:
         assert leader is not None
         ends_B = eos_B > logits_BCV[:, leader].amax(dim=-1)
-        logits_BCV[ends_B, leader] = -torch.inf
-        logits_BCV[ends_B, leader, specials.eos] = 0.0
+        leader_BV = logits_BCV[:, leader].masked_fill(ends_B[:, None], -torch.inf)
+        leader_BV[:, specials.eos] = leader_BV[:, specials.eos].masked_fill(ends_B, 0.0)
+        logits_BCV[:, leader] = leader_BV
     return logits_BCV

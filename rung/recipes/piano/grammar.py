@@ -31,7 +31,7 @@ OLDEST = 1 << 30  # units; the clock of a row begins here, so that what was stru
 NEUTRAL = (tok.PAD, *(id for id in range(tok.PLACE, tok.PLACE + len(tok.SPECIALS))
                       if tok.TOKENIZER.names[id].startswith(("<DATASET_", "<COMPOSER_"))))  # fmt: skip
 LAST_NEUTRAL = tok.EOGENAI + len(tok.DATASETS) + len(tok.COMPOSERS)
-assert NEUTRAL == (tok.PAD, *range(tok.EOGENAI + 1, LAST_NEUTRAL + 1))  # one range: no table has to go to a device
+assert (tok.PAD, *range(tok.EOGENAI + 1, LAST_NEUTRAL + 1)) == NEUTRAL  # one range: no table has to go to a device
 
 
 class State(NamedTuple):
