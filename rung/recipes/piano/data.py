@@ -167,9 +167,10 @@ def near_duplicates(records: list[Record]) -> list[list[str]]:
     num_runs = np.bincount(owner, minlength=len(pieces))
     number = np.cumsum(np.append(True, run[1:] != run[:-1])) - 1
     is_rare = np.bincount(number)[number] <= MOST_PIECES
-    run, owner = run[is_rare], owner[is_rare]
+    # Of runs that many pieces share, each is paired with the next alone: versions of one piece form a chain.
     pairs = [
-        (owner[:-by] * len(pieces) + owner[by:])[run[:-by] == run[by:]] for by in range(1, min(MOST_PIECES, len(run)))
+        (owner[:-by] * len(pieces) + owner[by:])[(run[:-by] == run[by:]) & (is_rare[by:] | (by == 1))]
+        for by in range(1, min(MOST_PIECES, len(run)))
     ]
     if not pairs:
         return []

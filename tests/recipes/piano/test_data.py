@@ -313,3 +313,17 @@ def test_pieces_that_are_nearly_the_same_share_a_split(tmp_path: Path) -> None:
         assert split_of["cousin"] == split_of["tune0"]
         assert store.info["near_duplicates"] == [["cousin", "tune0"]]
         assert "2 pieces are nearly another one" in summary
+
+
+def test_twelve_transposed_versions_of_a_piece_share_a_split(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    tunes = {f"tune{n}": np.cumsum(rng.integers(-3, 4, 80)) + 60 for n in range(8)}
+    tunes |= {f"version{n}": tunes["tune0"] + n + 1 for n in range(11)}
+    for name, pitches in tunes.items():
+        starts = np.arange(len(pitches)) * 0.25
+        folder = tmp_path / "midi" / name
+        folder.mkdir(parents=True)
+        (folder / "a.mid").write_bytes(write_midi(make(starts, starts + 0.2, pitches, 64)))
+    prepare(tmp_path / "midi", tmp_path / "store")
+    (group,) = Store.open(tmp_path / "store").info["near_duplicates"]
+    assert group == ["tune0", *sorted(f"version{n}" for n in range(11))]
