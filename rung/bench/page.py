@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import platform
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ def earlier(folder: Path, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
 def compare(page: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> list[Comparison]:
     found = []
     for name, figure in page["figures"].items():
-        past = [one["figures"][name] for one in before if name in one["figures"]]
+        past = [one["figures"][name] for one in before if _is_figure(one["figures"].get(name))]
         if not past:
             continue
         medians = [float(one["median"]) for one in past]
@@ -106,6 +107,14 @@ def compare(page: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> lis
         ratio = now / base if figure["better"] == "higher" else base / now
         found.append(Comparison(name, base, ratio, max(LEAST_NOISE, between, within), len(past)))
     return found
+
+
+def _is_figure(found: Any) -> bool:
+    """Whether this is what an earlier page should have; a page may be written by another version, or by hand."""
+    try:
+        return math.isfinite(float(found["median"])) and math.isfinite(_half_range(found))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError):
+        return False
 
 
 def _half_range(figure: Mapping[str, Any]) -> float:
@@ -122,7 +131,7 @@ def _pages(folder: Path, machine: Mapping[str, Any]) -> Iterator[dict[str, Any]]
             page = parse.json(parse.read_bytes(path))
         except (OSError, ValueError):
             continue
-        if isinstance(page, dict) and page.get("machine") == dict(machine) and "figures" in page:
+        if isinstance(page, dict) and page.get("machine") == dict(machine) and isinstance(page.get("figures"), dict):
             yield page
 
 

@@ -66,7 +66,7 @@ def _parts(name: str, names: tuple[str, ...], is_quick: bool, device: str, folde
     chosen = PARTS if name == "all" else dict.fromkeys((name, *names))
     for one in chosen:
         if one not in PARTS:
-            raise ConfigError(f"{one} is not a benchmark; choose of {', '.join(PARTS)}, or data", code="bad-value")
+            raise ConfigError(f"{one} is not a benchmark; choose one of {', '.join(PARTS)}, or data", code="bad-value")
     import torch
 
     from rung.bench.page import compare, earlier, keep, machine, page_of
@@ -105,9 +105,11 @@ def _parts(name: str, names: tuple[str, ...], is_quick: bool, device: str, folde
         rows.append(row)
     print_table(["figure", "median [min max]", "against before", "what"], rows, keep=(0, 1, 2))
     for known in (comparisons[name] for name in slower):
+        figure = page["figures"][known.name]
+        pages = "1 earlier page" if known.num_pages == 1 else f"{known.num_pages} earlier pages"
         echo(
-            f"{known.name} is slower than before: {known.ratio:.2f} of {known.before:.4g}, the median of "
-            f"{known.num_pages} earlier pages; noise is {100 * known.noise:.0f} %"
+            f"{known.name} is slower than before: {figure['median']:.4g} {figure['unit']} against {known.before:.4g}, "
+            f"the median of {pages}; noise is {100 * known.noise:.0f} %"
         )
     if not before:
         echo("no earlier page of this machine to compare with")
@@ -129,7 +131,7 @@ def data(
 ) -> None:
     """Time the stream of a recipe against its training step, on the prepared data.
 
-    Nothing is recorded. A stream keeps up where gathering takes less than the step, divided by system.data_workers;
+    Nothing is recorded. A stream keeps up where gathering, divided by system.data_workers, takes less than the step;
     what a step waits is measured too.
 
     \b

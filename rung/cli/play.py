@@ -110,11 +110,13 @@ def saves(runs: Sequence[str], at: Sequence[int]) -> list[tuple[str, int | None]
         found = list(zip(runs, at or [None] * len(runs)))  # type: ignore[list-item]
     else:
         raise UserError(
-            f"{len(runs)} runs, but --at {len(at)} times; give it once for each run, in their order, or not at all",
+            f"{len(runs)} runs but {len(at)} times --at; give it once for each run, in their order, or not at all",
             code="options-conflict",
         )
     if len(found) > MOST_RUNS:
-        raise UserError(f"{len(found)} models to play; {MOST_RUNS} fit side by side", code="too-many")
+        raise UserError(
+            f"{len(found)} models were named; at most {MOST_RUNS} can be played side by side", code="too-many"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ its characters.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from rung import parse
 from rung.data.tokenizer import Subwords, Tokenizer
 from rung.errors import UserError
 from rung.text import one_line
+
+ROLES = ("system", "user", "assistant")
 
 
 class ChatTemplate:
@@ -67,21 +70,33 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """The ids of a conversation, up to where the answer begins."""
+        for message in messages:
+            # The template writes these, so anything else in them could become a special token.
+            if set(message) != {"role", "content"} or message["role"] not in ROLES:
+                raise UserError(
+                    f"a message has a role ({', '.join(ROLES)}) and a content, and nothing else", code="bad-messages"
+                )
+        plain = self.tokenizer.encode_markup(self._render(messages))
+        # Each content goes in once more as a name that nobody can know, and comes out as text.
+        secret = secrets.token_hex(16)
+        marked = [{**message, "content": f"content-{secret}-{n}-"} for n, message in enumerate(messages)]
+        parts = re.split(rf"content-{secret}-(\d+)-", self._render(marked))
+        pieces = [self.tokenizer.encode_markup(parts[0])]
+        for number, markup in zip(parts[1::2], parts[2::2]):
+            pieces += [self.tokenizer.encode(messages[int(number)]["content"]), self.tokenizer.encode_markup(markup)]
+        careful = np.concatenate(pieces)
+        # Filters of the template see the contents only where it is rendered plainly, and some tokenizers encode a text
+        # otherwise than its parts. So that one is taken, unless a content has brought a special token into it.
+        special = np.array(sorted(self.tokenizer.special_ids))
+        is_same = np.array_equal(plain[np.isin(plain, special)], careful[np.isin(careful, special)])
+        return (plain if is_same else careful).astype(np.int64)
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         from jinja2.exceptions import TemplateError
 
-        # Each content goes in as a name that nobody can know, and comes out as text.
-        marks = [f"content-{secrets.token_hex(16)}" for _ in messages]
-        marked = [{**message, "content": mark} for message, mark in zip(messages, marks)]
         try:
-            rendered = self.template.render(messages=marked, add_generation_prompt=True, tools=None, **self.names)
+            return self.template.render(messages=messages, add_generation_prompt=True, tools=None, **self.names)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise UserError(
                 f"the chat template refuses these messages: {one_line(error)}", code="bad-messages"
             ) from error
-        contents = {mark: message.get("content", "") for mark, message in zip(marks, messages)}
-        parts, rest = [], rendered
-        while found := [(place, mark) for mark in marks if (place := rest.find(mark)) >= 0]:
-            place, mark = min(found)
-            parts += [self.tokenizer.encode_markup(rest[:place]), self.tokenizer.encode(contents[mark])]
-            rest = rest[place + len(mark) :]
-        return np.concatenate([*parts, self.tokenizer.encode_markup(rest)]).astype(np.int64)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,16 @@ SMALLEST_BPE = 257  # every byte, and the end
 LOST = "\ufffd"
 
 
+def _byte_letters() -> dict[str, int]:
+    """Byte-level BPE writes a byte as a letter: itself where that can be seen, else the next one from 256 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(unseen)}
+
+
+BYTE_OF = _byte_letters()
+
+
 class Tokenizer(ABC):
     """What data, recipe and samples know of a tokenizer."""
 
@@ -52,6 +63,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def name(self, id: int) -> str:
         """What a person calls a token: its text, or its name where it is none, such as half a character."""
+
+    @abstractmethod
+    def bytes_of(self, id: int) -> bytes | None:
+        """What a token adds to a text, in UTF-8: perhaps part of a character. None for special ids, or if not known."""
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
@@ -159,6 +174,9 @@ class Bytes(Tokenizer):
     def name(self, id: int) -> str:
         return chr(id) if id < 128 else f"<0x{id:02X}>" if id < 256 else END_TOKEN
 
+    def bytes_of(self, id: int) -> bytes | None:
+        return bytes([id]) if id < 256 else None
+
 
 class Characters(Tokenizer):
     """The characters that occur in the training split, in the order of their code points; no end of a document."""
@@ -192,6 +210,9 @@ class Characters(Tokenizer):
 
     def name(self, id: int) -> str:
         return self.decode([id])
+
+    def bytes_of(self, id: int) -> bytes | None:
+        return self.characters[id].encode("utf-8", "replace") if id < self.vocab_size else None
 
 
 class Subwords(Tokenizer):
@@ -230,8 +251,35 @@ class Subwords(Tokenizer):
         return str(self._inner.decode(known, skip_special_tokens=True))
 
     def name(self, id: int) -> str:
-        text = str(self._inner.decode([id], skip_special_tokens=False)) if id < self.vocab_size else LOST
+        text = self._text_of(id)
         return str(self._inner.id_to_token(id) or f"<{id}>") if LOST in text or not text else text
+
+    def bytes_of(self, id: int) -> bytes | None:
+        text = self._text_of(id)
+        if text and LOST not in text:
+            return None if id in self.special_ids else text.encode("utf-8", "replace")
+        raw = str(self._inner.id_to_token(id) or "")
+        if re.fullmatch("<0x[0-9A-F]{2}>", raw):  # a byte that sentencepiece has no token for
+            return bytes([int(raw[3:5], 16)])
+        return bytes(BYTE_OF[letter] for letter in raw) if LOST in text and set(raw) <= set(BYTE_OF) else None
+
+    def _text_of(self, id: int) -> str:
+        """What a token adds to a text. Some decoders take the space from the first token, so it is not the first."""
+        if id >= self.vocab_size:
+            return LOST
+        whole = str(self._inner.decode([*self._anchor, id], skip_special_tokens=False))
+        before = str(self._inner.decode(self._anchor, skip_special_tokens=False))
+        if before and whole.startswith(before):
+            return whole[len(before) :]
+        return str(self._inner.decode([id], skip_special_tokens=False))
+
+    @functools.cached_property
+    def _anchor(self) -> list[int]:
+        return list(self._inner.encode("a", add_special_tokens=False).ids)
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(id for id, token in self._inner.get_added_tokens_decoder().items() if token.special)
 
     def encode_markup(self, text: str) -> np.ndarray:
         """As `encode`, but what is written like a special token becomes one: for a template, never for a text."""

@@ -42,7 +42,10 @@ class PackedProjection(nn.Module):
 
 def packed(model: M, num_rows: int, num_calls: int) -> M:
     """`model`, or where it pays for that many calls with `num_rows` rows, a copy of it that shares all but the packed
-    weights. The copy is in the mode that `model` is in now; later changes of a weight reach it in part."""
+    weights. The copy is in the mode that `model` is in now; later changes of a weight reach it in part. A copy is given
+    back as it is, so who generates often packs once and keeps it."""
+    if any(isinstance(module, PackedProjection) for module in model.modules()):
+        return model
     weights = [weight for module in model.modules() if (weight := _weight_of(module)) is not None]
     size_bytes = sum(weight.nbytes for weight in weights)
     has_kernels = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

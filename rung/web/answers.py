@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from rung import parse
 from rung.errors import UserError
 from rung.recipe import Answers
-from rung.text import error_text
+from rung.text import error_text, one_line
 
 MOST_REQUEST_BYTES = 24 << 20  # three minutes of sound as a page sends it
 MOST_AT_ONCE = 4  # answers that are made in turns: each holds a cache of its own
@@ -56,23 +56,33 @@ class Turns:
         self.num_asked = 0
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def pieces(self, player: Answers, request: Any) -> AsyncGenerator[dict[str, Any], None]:
+    def check_room(self) -> None:
+        """BusyError where too many requests wait already."""
         if self.num_asked >= MOST_AT_ONCE + MOST_WAITING:
             raise BusyError
+
+    @contextlib.contextmanager
+    def in_line(self) -> Iterator[None]:
+        """Counts one request, however many answers it asks for: once it is let in, all of them are made."""
+        self.check_room()
         self.num_asked += 1
         try:
-            async with self._places:
-                steps = player.answer(request)
-                try:
-                    loop = asyncio.get_running_loop()
-                    while (piece := await loop.run_in_executor(self.model, next, steps, None)) is not None:
-                        yield piece
-                finally:
-                    # After the step that may be under way. At the end of the server the thread takes no more.
-                    with contextlib.suppress(RuntimeError, AttributeError):
-                        self.model.submit(steps.close)  # type: ignore[attr-defined]
+            yield
         finally:
             self.num_asked -= 1
+
+    async def pieces(self, player: Answers, request: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """One answer to a request that is in line."""
+        async with self._places:
+            steps = player.answer(request)
+            try:
+                loop = asyncio.get_running_loop()
+                while (piece := await loop.run_in_executor(self.model, next, steps, None)) is not None:
+                    yield piece
+            finally:
+                # After the step that may be under way. At the end of the server the thread takes no more.
+                with contextlib.suppress(RuntimeError, AttributeError):
+                    self.model.submit(steps.close)  # type: ignore[attr-defined]
 
 
 async def body_of(request: Request) -> bytes:
@@ -95,16 +105,24 @@ def answer_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
         }
     )
 
+    numbers = {str(number): number for number in range(len(played))}
+
     async def about(request: Request) -> Response:
         return Response(said, media_type="application/json")
 
     async def answer(request: Request) -> Response:
         number = request.path_params["number"]
-        if number >= len(played):
-            return problem(UserError(f"there is no run {number} here; there are {len(played)}", code="no-run"), 404)
-        player = played[number].player
+        if number not in numbers:
+            what = f"there is no run {one_line(number)} here; there are {len(played)}, counted from 0"
+            return problem(UserError(what, code="no-run"), 404)
+        player = played[numbers[number]].player
         try:
+            turns.check_room()  # before a large body is read in vain
             asked = parse.typed_json(await body_of(request), player.Request)
+        except ClientDisconnect:
+            return Response(status_code=499)  # to nobody
+        except BusyError as error:
+            return problem(error, 429)
         except UserError as error:
             return problem(error, 413)
         except parse.ParseError as error:
@@ -113,16 +131,17 @@ def answer_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
 
     async def lines(player: Answers, asked: Any) -> AsyncIterator[bytes]:
         try:
-            async with contextlib.aclosing(turns.pieces(player, asked)) as pieces:
-                async for piece in pieces:
-                    yield msgspec.json.encode(piece) + b"\n"
+            with turns.in_line():
+                async with contextlib.aclosing(turns.pieces(player, asked)) as pieces:
+                    async for piece in pieces:
+                        yield msgspec.json.encode(piece) + b"\n"
         except UserError as error:
             yield msgspec.json.encode({"error": str(error), "code": error.code}) + b"\n"
         except Exception as error:
             log.exception("the model failed")
             yield msgspec.json.encode({"error": f"the model failed: {error_text(error)}", "code": "failed"}) + b"\n"
 
-    return [Route("/about", about), Route("/answer/{number:int}", answer, methods=["POST"])]
+    return [Route("/about", about), Route("/answer/{number}", answer, methods=["POST"])]
 
 
 def problem(error: UserError, status: int) -> JSONResponse:

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
@@ -44,8 +44,8 @@ Tokens = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -79,7 +79,7 @@ class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionAsked(Asked, kw_only=True):
-    prompt: str | list[str | int | list[int]] = ""  # text, ids of tokens, or a list of either
+    prompt: str | list[str | int | list[int]] | None = None  # text, ids of tokens, or a list of either
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -99,11 +99,12 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[Part] | None = None
     name: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def to_dict(self) -> dict[str, str]:
+        content = self.content or ""
+        content = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
@@ -156,7 +157,7 @@ class Usage:
     def __init__(self) -> None:
         self.num_prompt = self.num_made = 0
 
-    def plain(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         total = self.num_prompt + self.num_made
         return {"prompt_tokens": self.num_prompt, "completion_tokens": self.num_made, "total_tokens": total}
 
@@ -172,24 +173,26 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
             )
         return by_name[name]
 
-    def plain(one: Played) -> dict[str, Any]:
+    def to_dict(one: Played) -> dict[str, Any]:
         return {"id": one.name, "object": "model", "created": created, "owned_by": "rung"}
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [plain(one) for one in played]})
+        return JSONResponse({"object": "list", "data": [to_dict(one) for one in played]})
 
     async def model(request: Request) -> Response:
-        return JSONResponse(plain(model_of(request.path_params["name"])))
+        return JSONResponse(to_dict(model_of(request.path_params["name"])))
 
     async def completions(request: Request) -> Response:
+        turns.check_room()  # before a large body is read in vain
         asked = await read(request, CompletionAsked)
         one = model_of(asked.model)
-        kinds = {type(each) for each in asked.prompt} if isinstance(asked.prompt, list) else set()
+        given = asked.prompt or ""
+        kinds = {type(each) for each in given} if isinstance(given, list) else set()
         if len(kinds) > 1:
-            raise RefusedError("prompt mixes text and ids; give a list of one of them", param="prompt")
+            raise RefusedError("prompt mixes text and ids; give a list of one kind", param="prompt")
         is_many = bool(kinds) and kinds != {int}
-        prompts = [{"prompt": each} for each in (asked.prompt if is_many else [asked.prompt])]
-        common = common_of(asked, one, asked.max_tokens or DEFAULT_TOKENS, asked.logprobs)
+        prompts = [{"prompt": each} for each in (given if is_many else [given])]
+        common = common_of(asked, one, "max_tokens", asked.max_tokens or DEFAULT_TOKENS, asked.logprobs)
         job = job_of("cmpl", asked, one, prompts, common)
         if not asked.stream:
             return await whole(request, job, "text_completion", lambda pieces: completion_choice(pieces, asked))
@@ -201,6 +204,7 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
         return await streamed(request, asked, job, "text_completion", chunk)
 
     async def chat(request: Request) -> Response:
+        turns.check_room()
         asked = await read(request, ChatAsked)
         one = model_of(asked.model)
         if not one.player.about()["has_chat"]:
@@ -210,9 +214,10 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
             )  # fmt: skip
         if asked.top_logprobs is not None and not asked.logprobs:
             raise RefusedError("top_logprobs needs logprobs=true", param="top_logprobs")
-        num_tokens = asked.max_completion_tokens or asked.max_tokens or DEFAULT_CHAT_TOKENS
-        common = common_of(asked, one, num_tokens, (asked.top_logprobs or 0) if asked.logprobs else None)
-        job = job_of("chatcmpl", asked, one, [{"messages": [each.plain() for each in asked.messages]}], common)
+        name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+        num_tokens = getattr(asked, name) or DEFAULT_CHAT_TOKENS
+        common = common_of(asked, one, name, num_tokens, (asked.top_logprobs or 0) if asked.logprobs else None)
+        job = job_of("chatcmpl", asked, one, [{"messages": [each.to_dict() for each in asked.messages]}], common)
 
         def logprobs_of(tokens: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             return {"content": [chat_logprobs(each) for each in tokens], "refusal": None} if asked.logprobs else None
@@ -255,7 +260,7 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
         if choices is None:
             return Response(status_code=499)  # to nobody
         said = {"id": job.id, "object": kind, "created": job.created, "model": job.one.name, "choices": choices}
-        return JSONResponse({**said, "usage": usage.plain(), "system_fingerprint": None})
+        return JSONResponse({**said, "usage": usage.to_dict(), "system_fingerprint": None})
 
     async def streamed(
         request: Request, asked: Asked, job: Job, kind: str, choice_of: Callable[[int, Piece, int], dict[str, Any]]
@@ -283,7 +288,7 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
                         except StopAsyncIteration:
                             break
                 if has_usage:
-                    yield event({**head, "choices": [], "usage": usage.plain()})
+                    yield event({**head, "choices": [], "usage": usage.to_dict()})
                 yield b"data: [DONE]\n\n"
             except Exception as error:  # the status is sent already
                 yield b"data: " + bytes(failure(error).body) + b"\n\n"
@@ -294,6 +299,8 @@ def endpoint_routes(played: Sequence[Played], turns: Turns) -> list[BaseRoute]:
         async def answer(request: Request) -> Response:
             try:
                 return await call(request)
+            except ClientDisconnect:
+                return Response(status_code=499)  # to nobody
             except Exception as error:
                 return failure(error)
 
@@ -327,7 +334,7 @@ async def read(request: Request, kind: type[T]) -> T:
     except parse.ParseError as error:
         text = str(error)
         _, _, path = text.partition("`$.")  # msgspec says where, as in: ... - at `$.temperature`
-        raise RefusedError(f"This is not a request: {text}", param=path.partition("`")[0] or None) from error
+        raise RefusedError(f"the request is not valid: {text}", param=path.partition("`")[0] or None) from error
     assert isinstance(asked, Asked)
     if name := asked.unsupported():
         raise RefusedError(f"{name} is not supported; leave it out", code="unsupported_parameter", param=name)
@@ -336,10 +343,11 @@ async def read(request: Request, kind: type[T]) -> T:
     return asked
 
 
-def common_of(asked: Asked, one: Played, num_tokens: int, num_alternatives: int | None) -> dict[str, Any]:
+def common_of(asked: Asked, one: Played, name: str, num_tokens: int, num_alternatives: int | None) -> dict[str, Any]:
+    """`name` is what the request calls `num_tokens`."""
     most = one.player.about()["most_tokens"]
     if num_tokens > most:
-        raise RefusedError(f"max_tokens={num_tokens} is above {most}, the limit", param="max_tokens")
+        raise RefusedError(f"{name}={num_tokens} is above {most}, the limit", param=name)
     return {
         "num_tokens": num_tokens,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
@@ -368,10 +376,16 @@ def job_of(
 async def generated(turns: Turns, job: Job, usage: Usage) -> AsyncGenerator[tuple[int, Piece], None]:
     """(choice, piece) of one choice after the other."""
     player = job.one.player
-    for number, prompt in enumerate(job.prompts):
-        for choice in range(job.num_choices):
-            index = number * job.num_choices + choice
-            asked = msgspec.convert({**job.common, **prompt, "seed": job.seed, "choice": index}, player.Request)
+    with turns.in_line():
+        if len(job.prompts) > 1:  # one that is refused should not be found after others were answered
+            for prompt in job.prompts:
+                asked = msgspec.convert({**job.common, **prompt}, player.Request)
+                async with contextlib.aclosing(turns.pieces(player, asked)) as pieces:
+                    await anext(pieces)
+        for index in range(len(job.prompts) * job.num_choices):
+            number, choice = divmod(index, job.num_choices)
+            request = {**job.common, **job.prompts[number], "seed": job.seed, "choice": index}
+            asked = msgspec.convert(request, player.Request)
             held = ""
             tokens: list[dict[str, Any]] = []
             async with contextlib.aclosing(turns.pieces(player, asked)) as pieces:
@@ -433,7 +447,7 @@ def completion_logprobs(tokens: Sequence[dict[str, Any]], num: int, offset: int)
     for token in tokens:
         offsets.append(offset)
         offset += len(token["text"])
-    tops = [{name: finite(value) for _, name, value in token["alternatives"]} for token in tokens]
+    tops = [{name: finite(value) for _, name, value, _ in token["alternatives"]} for token in tokens]
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [finite(token["logprob"]) for token in tokens],
@@ -443,11 +457,11 @@ def completion_logprobs(tokens: Sequence[dict[str, Any]], num: int, offset: int)
 
 
 def chat_logprobs(token: dict[str, Any]) -> dict[str, Any]:
-    def plain(name: str, logprob: float) -> dict[str, Any]:
-        return {"token": name, "logprob": finite(logprob), "bytes": list(name.encode("utf-8", "replace"))}
-
-    tops = [plain(name, value) for _, name, value in token["alternatives"]]
-    return {**plain(token["token"], token["logprob"]), "top_logprobs": tops}
+    tops = [
+        {"token": name, "logprob": finite(value), "bytes": content} for _, name, value, content in token["alternatives"]
+    ]
+    own = {"token": token["token"], "logprob": finite(token["logprob"]), "bytes": token["bytes"]}
+    return {**own, "top_logprobs": tops}
 
 
 def finite(logprob: float) -> float:

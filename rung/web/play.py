@@ -87,8 +87,9 @@ def check_kinds(played: Sequence[Played]) -> None:
         )
     if len(set(kinds)) > 1:
         named = ", ".join(f"{one.name} ({one.player.kind})" for one in played)
-        raise UserError(f"{named} need different pages; play one of them at a time", code="options-conflict")
+        raise UserError(f"{named} need different pages; only one kind can be played at a time", code="options-conflict")
     if kinds[0] == "world" and len(played) > 1:
         raise UserError(
-            f"a world is walked in alone: play {played[0].name} or {played[1].name}", code="options-conflict"
+            f"only one world can be played at a time: play {played[0].name} or {played[1].name}",
+            code="options-conflict",
         )

@@ -74,10 +74,12 @@ def address_of(listening: socket.socket) -> str:
 
 def check_token(listening: socket.socket, token: str | None) -> None:
     """UserError where others than this machine could come in without a token, or with one that can be guessed."""
-    if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+    if token is not None and (
+        len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or token != token.strip()
+    ):
         raise UserError(
-            f"--token needs at least {LEAST_TOKEN} plain characters, as `python -c 'import secrets; "
-            "print(secrets.token_urlsafe())'` prints",
+            f"--token needs at least {LEAST_TOKEN} plain characters, with no space at its ends, as "
+            "`python -c 'import secrets; print(secrets.token_urlsafe())'` prints",
             code="token-weak",
         )
     host = listening.getsockname()[0]
@@ -90,10 +92,13 @@ def check_token(listening: socket.socket, token: str | None) -> None:
 
 
 class ImpatientProtocol(H11Protocol):
-    """Closes a connection whose request is not whole in time; uvicorn itself would wait for the rest for ever."""
+    """Closes a connection whose request is not whole in time, or whose client stops reading the answer; uvicorn itself
+    would wait for the rest for ever."""
 
     request_s: ClassVar[float] = 20.0  # the longest that a request may take to arrive
+    write_s: ClassVar[float] = 120.0  # the longest that what is sent may wait for the client to read
     _limit: asyncio.TimerHandle | None = None
+    _write_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,8 +118,17 @@ class ImpatientProtocol(H11Protocol):
         self._stop_waiting()
         super().handle_websocket_upgrade(event)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_limit = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def _await_request(self) -> None:
@@ -124,6 +138,11 @@ class ImpatientProtocol(H11Protocol):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._write_limit is not None:
+            self._write_limit.cancel()
+            self._write_limit = None
 
     def _close(self) -> None:
         self._limit = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from rung.bench.page import Figure, compare, earlier, keep, page_of
+from rung.bench.data import stream_against_step
+from rung.bench.page import Figure, compare, earlier, keep, machine, page_of
 from rung.cli import cli
 from rung.cli.bench import PARTS
 from tests.errors import raises_code
@@ -61,6 +64,52 @@ def test_only_pages_of_the_same_machine_are_compared(tmp_path: Path) -> None:
     assert [one["figures"]["step/rate"]["median"] for one in found] == list(range(2, 12))
     assert earlier(tmp_path / "nowhere", HERE) == []
     assert compare(page(1.0, name="new/figure"), found) == []
+
+
+@pytest.mark.parametrize(
+    "figure", [None, 3, {}, {"median": "fast"}, {"median": 1.0, "values": []}, {"median": 1.0, "values": [0.0]}]
+)
+def test_a_page_of_another_form_does_not_cost_the_measurement(figure: Any) -> None:
+    odd = {**page(1.0), "figures": {"step/rate": figure}}
+    assert compare(page(1.0), [odd]) == []
+    (found,) = compare(page(1.0), [odd, page(2.0)])
+    assert (found.before, found.num_pages) == (2.0, 1)
+
+
+def test_a_slower_figure_is_told_with_both_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = Figure("logging/step", [15.4], "us", "made up", "lower")
+    monkeypatch.setattr("rung.bench.parts.measure", lambda name, device, is_quick: [figure])
+    keep(page_of(machine("cpu", False), [Figure("logging/step", [12.3], "us", "made up", "lower")]), tmp_path)
+    done = CliRunner().invoke(cli, ["bench", "logging", "--pages", str(tmp_path)])
+    assert "slower than before: 15.4 us against 12.3, the median of 1 earlier page; noise is 2 %" in done.output
+
+
+def test_a_stream_is_timed_alone_and_then_ahead_of_the_steps() -> None:
+    """In turns, the workers would gather ahead while rows are gathered inline, and no step would ever wait."""
+    calls: list[tuple[str, int]] = []
+    progress = SimpleNamespace(step=0, position=0)
+
+    def prefetcher(workers: int = 2) -> Any:
+        name = "ahead" if workers else "inline"
+        calls.append((f"{name} from row", progress.position))
+        return SimpleNamespace(
+            take=lambda step: calls.append((name, step)), close=lambda: calls.append((f"{name} ends", progress.step))
+        )
+
+    setup: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cpu")),
+        state=SimpleNamespace(progress=progress, model=torch.nn.Linear(1, 1)),
+        layout=SimpleNamespace(rows_per_step=8),
+        cfg=SimpleNamespace(system=SimpleNamespace(data_workers=2)),
+        schedule=SimpleNamespace(peak=1.0),
+        stepper=SimpleNamespace(step=lambda step, *more: calls.append(("step", step))),
+        prefetcher=prefetcher,
+    )
+    found = stream_against_step(setup, 3)
+    expected = [("inline from row", 0), *(("inline", n) for n in range(4)), ("inline ends", 4), ("ahead from row", 32)]
+    expected += [(name, n) for n in range(4, 4 + 4 + 3) for name in ("ahead", "step")]  # 4 to use up what was ahead
+    assert calls == [*expected, ("ahead ends", 11)]
+    assert [len(found[name]) for name in ("gather_s", "wait_s", "step_s")] == [3, 3, 3]
 
 
 def test_a_call_measures_writes_a_page_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,3 +240,16 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with raises_code("tokenizer-damaged"):
         tokenizer.check(str(tmp_path), 0)
+
+
+def test_a_name_keeps_the_space_that_a_token_brings() -> None:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+
+    inner = Inner(models.BPE({"\u2581": 0, "a": 1, "\u2581a": 2, "<0xC3>": 3}, [("\u2581", "a")], byte_fallback=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                       decoders.Strip(" ", 1, 0)])  # fmt: skip
+    made = of_files("hf", {"tokenizer.json": inner.to_str().encode()})
+    assert [made.name(id) for id in range(4)] == [" ", "a", " a", "<0xC3>"]
+    assert [made.bytes_of(id) for id in range(4)] == [b" ", b"a", b" a", b"\xc3"]

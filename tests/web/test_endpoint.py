@@ -5,14 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pytest
 
 from rung.web import answers
+from rung.web.serve import ImpatientProtocol
 from tests.web.textual import CONTEXT, ServedText, chatty, player
 
 openai = pytest.importorskip("openai")
@@ -154,7 +157,7 @@ def test_every_field_of_a_chat(served: ServedText) -> None:
     assert len(choice["logprobs"]["content"]) == made["usage"]["completion_tokens"] == 5
     for token in choice["logprobs"]["content"]:
         assert set(token) == {"token", "logprob", "bytes", "top_logprobs"}
-        assert bytes(token["bytes"]).decode() == token["token"]
+        assert bytes(token["bytes"]).decode("utf-8", "replace") in (token["token"], "\ufffd")  # of half a character
         assert [set(top) for top in token["top_logprobs"]] == [{"token", "logprob", "bytes"}] * 2
     parts = events(served, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
     assert {part["object"] for part in parts} == {"chat.completion.chunk"}
@@ -188,7 +191,7 @@ def test_pieces_of_a_stream_make_the_whole(served: ServedText) -> None:
         assert mine["text"] == choice["text"]
         assert mine["tokens"] == choice["logprobs"]["tokens"]
         assert mine["offsets"] == choice["logprobs"]["text_offset"]
-        assert mine["finish"][-1] == "length"
+        assert mine["finish"][-1] == choice["finish_reason"]
         assert set(mine["finish"][:-1]) <= {None}
 
 
@@ -238,7 +241,10 @@ REFUSED: list[tuple[str, Any, int, str | None, str | None]] = [
      "frequency_penalty"),
     ("completions", {"model": "text/3", "prompt": "a", "stream_options": {}}, 400, None, "stream_options"),
     ("completions", {"model": "text/3", "prompt": "a", "temprature": 1}, 400, None, None),
+    ("completions", {"model": "text/3", "prompt": "a" * 2_000_000}, 400, "context_length_exceeded", None),
     ("chat/completions", {"model": "chat/1", "messages": []}, 400, None, "messages"),
+    ("chat/completions", {"model": "chat/1", "messages": [{"role": "user", "content": "a"}],
+     "max_completion_tokens": 10**9}, 400, None, "max_completion_tokens"),
     ("chat/completions", {"model": "chat/1", "messages": [{"role": "robot", "content": "a"}]}, 400, None,
      "messages[0].role"),
     ("chat/completions", {"model": "chat/1", "messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400,
@@ -295,6 +301,46 @@ def test_with_a_token_only_who_gives_it_is_answered() -> None:
     served.stop()
 
 
+def test_null_is_the_same_as_nothing(served: ServedText) -> None:
+    body = {"model": "text/3", "seed": 1, "max_tokens": 3, "stream": True}
+    nothing = {"prompt": None, "stream_options": {"include_usage": None, "include_obfuscation": None}}
+    parts = [events(served, "/v1/completions", one) for one in (body, {**body, **nothing})]
+    texts_of = [["".join(choice["text"] for choice in part["choices"]) for part in each] for each in parts]
+    assert texts_of[0] == texts_of[1]
+    messages = [{"role": "assistant", "content": None}, {"role": "user", "content": "cat"}]
+    assert call(served, "/v1/chat/completions", {"model": "chat/1", "messages": messages}).status == 200
+
+
+def test_bytes_of_tokens_are_those_of_the_text(served: ServedText) -> None:
+    body = {"model": "chat/1", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 30, "seed": 1}
+    (choice,) = call(served, "/v1/chat/completions", {**body, "temperature": 2, "logprobs": True}).data["choices"]
+    found = b"".join(bytes(token["bytes"] or []) for token in choice["logprobs"]["content"])
+    assert "\ufffd" in choice["message"]["content"]  # the model makes bytes that are no text
+    assert found.decode("utf-8", "replace") == choice["message"]["content"]
+
+
+def test_a_prompt_that_is_too_long_is_found_before_others_are_answered() -> None:
+    one = Counting(player())
+    served = ServedText({"text/3": one})
+    answer = call(served, "/v1/completions", {"model": "text/3", "prompt": ["a", "a" * (CONTEXT + 1)]})
+    assert (answer.status, answer.data["error"]["code"]) == (400, "context_length_exceeded")
+    assert one.num_tokens == 0
+    served.stop()
+
+
+class Counting:
+    """Counts the tokens that a player makes."""
+
+    def __init__(self, player: Any) -> None:
+        self.player, self.num_tokens = player, 0
+        self.kind, self.Request, self.about = player.kind, player.Request, player.about
+
+    def answer(self, request: Any) -> Iterator[dict[str, Any]]:
+        for piece in self.player.answer(request):
+            self.num_tokens += "id" in piece
+            yield piece
+
+
 class Gated:
     """A player that makes a token when the test says so, and tells when its answer was ended."""
 
@@ -302,6 +348,7 @@ class Gated:
 
     def __init__(self) -> None:
         self.may, self.made, self.ended = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+        self.begun = threading.Semaphore(0)
         self.is_broken = False
 
     def about(self) -> dict[str, Any]:
@@ -310,6 +357,7 @@ class Gated:
     def answer(self, request: Any) -> Iterator[dict[str, Any]]:
         try:
             yield {"prompt_tokens": 1, "seen_tokens": 1}
+            self.begun.release()
             while True:
                 self.may.acquire()
                 if self.is_broken:
@@ -359,6 +407,77 @@ def test_who_comes_too_late_is_told_to_come_again(monkeypatch: pytest.MonkeyPatc
     gated.may.release(2)
     first.join()
     served.stop()
+
+
+def test_all_choices_of_a_request_are_made_once_it_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(answers, "MOST_WAITING", 1)
+    gated = Gated()
+    served = ServedText({"text/3": gated})
+    body = {"model": "text/3", "max_tokens": 900, "stop": "a"}
+    found: list[Any] = []
+
+    def ask(num: int) -> None:
+        found.append(call(served, "/v1/completions", {**body, "n": num}))
+
+    several = threading.Thread(target=ask, args=(2,))
+    several.start()
+    gated.begun.acquire()
+    one = threading.Thread(target=ask, args=(1,))
+    one.start()
+    while call(served, "/v1/completions", {**body, "model": "nobody"}).status != 429:  # until both are in line
+        pass
+    gated.may.release(3)
+    several.join()
+    one.join()
+    assert [answer.status for answer in found] == [200, 200]
+    served.stop()
+
+
+@pytest.mark.parametrize("path", ["/answer/0", "/v1/completions"])
+def test_who_does_not_read_loses_the_place(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImpatientProtocol, "write_s", 0.05)
+
+    class Endless(Gated):
+        def answer(self, request: Any) -> Iterator[dict[str, Any]]:
+            try:
+                yield {"prompt_tokens": 1, "seen_tokens": 1}
+                while True:
+                    yield {"id": 1, "token": "a", "text": "a" * (1 << 20), "logprob": -1.0, "alternatives": []}
+            finally:
+                self.ended.set()
+
+    endless = Endless()
+    served = ServedText({"text/3": endless})
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    body = {"prompt": "a"} if path.startswith("/answer") else {"model": "text/3", "stream": True}
+    connection.request("POST", path, json.dumps(body))
+    assert endless.ended.wait(30)
+    connection.close()
+    served.stop()
+
+
+def test_a_run_that_is_not_there_and_a_full_line_are_answered(
+    served: ServedText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in ("4", "-1", "9" * 5000, "²"):
+        answer = call(served, f"/answer/{quote(number)}", {})
+        assert (answer.status, answer.data["code"]) == (404, "no-run")
+    monkeypatch.setattr(answers, "MOST_AT_ONCE", 0)
+    monkeypatch.setattr(answers, "MOST_WAITING", 0)
+    answer = call(served, "/answer/0", b"{ not read")
+    assert (answer.status, answer.data["code"]) == (429, "busy")
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_failure(
+    served: ServedText, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in ("/v1/completions", "/answer/0"):
+        with socket.create_connection(("127.0.0.1", served.port)) as line:
+            line.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{{".encode())
+    assert call(served, "/v1/models", method="GET").status == 200
+    assert "failed" not in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before the first token", "after some"])

@@ -87,7 +87,7 @@ def ready(page: Page) -> None:
 
 def test_text_is_continued_beside_another_with_the_same_seed(serve: Callable[..., ServedText], visit: Visit) -> None:
     served = serve(one=player(), same=player(), other=player(seed=1))
-    page = visit(f"{served.url}?num_tokens=12&seed=5", bypass_csp=False)
+    page = visit(f"{served.url}?num_tokens=12&seed=6", bypass_csp=False)
     ready(page)
     page.fill("#prompt", "To be <b>")
     page.keyboard.press("Control+Enter")
@@ -97,7 +97,7 @@ def test_text_is_continued_beside_another_with_the_same_seed(serve: Callable[...
     assert one == same != other
     assert one.startswith("To be <b>")
     assert page.locator(".words b").count() == 0
-    request = {"prompt": "To be <b>", "num_tokens": 12, "seed": 5, "top_p": 0.95}
+    request = {"prompt": "To be <b>", "num_tokens": 12, "seed": 6, "top_p": 0.95}
     pieces = list(player().answer(player().Request(**request)))
     assert one == "To be <b>" + "".join(piece.get("text", "") for piece in pieces)
 
@@ -115,7 +115,7 @@ def test_a_token_shows_what_else_could_have_come_and_goes_on_from_it(
     third = int(tokens.nth(2).get_attribute("data-at"))
     tokens.nth(2).focus()
     shares = page.locator("#alternatives output").all_text_contents()
-    expected = [100 * float(np.exp(value)) for _, _, value in made[third]["alternatives"]]
+    expected = [100 * float(np.exp(value)) for _, _, value, _ in made[third]["alternatives"]]
     assert [float(share.split()[0]) for share in shares] == pytest.approx(expected, abs=0.006)
     before = [token.text_content() for token in tokens.all()[:2]]
     page.keyboard.press("Enter")  # to the alternatives
@@ -251,6 +251,26 @@ def test_a_midi_keyboard_is_asked_for_on_a_click_and_played(serve: Callable[...,
     assert (asked.task, asked.parameters, asked.temperature, asked.seed) == ("top_line", [], 0.73, 7)
 
 
+def test_the_list_of_keys_is_no_note_and_a_key_that_was_left_down_plays_again(
+    serve: Callable[..., ServedText], visit: Visit
+) -> None:
+    page = visit(serve(one=FakePiano()).url)
+    ready(page)
+    press = "dispatchEvent(new KeyboardEvent('keydown', {code: 'KeyZ', key: 'z'}))"
+    page.evaluate(press)
+    assert page.locator("[data-key][aria-pressed=true]").count() == 1
+    page.evaluate("dispatchEvent(new Event('blur'))")  # the key is lifted while another window is in front
+    assert page.locator("[data-key][aria-pressed=true]").count() == 0
+    page.evaluate(press)
+    assert page.locator("[data-key][aria-pressed=true]").count() == 1
+    page.evaluate("dispatchEvent(new Event('blur'))")
+    page.click("#go")
+    page.locator("#roll[data-made='3']").wait_for()
+    page.keyboard.press("Shift+Slash")
+    page.locator("#help[open]").wait_for()
+    assert page.get_attribute("#roll", "data-state") == "answered"
+
+
 # Music
 
 
@@ -301,6 +321,27 @@ def test_a_prompt_and_a_clip_become_a_clip(serve: Callable[..., ServedText], vis
         page.locator("#clips .clip button").first.click()
     with wave.open(str(download.value.path())) as file:
         assert (file.getframerate(), file.getnframes()) == (RATE, 3 * RATE // 2)
+
+
+def test_of_a_long_clip_the_end_is_continued(serve: Callable[..., ServedText], visit: Visit, tmp_path: Path) -> None:
+    music, path = FakeMusic(), tmp_path / "long.wav"
+    sound = np.zeros(62 * 8000, "<i2")
+    sound[-8000:] = 16000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 8000)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(sound.tobytes())
+    page = visit(serve(one=music).url, bypass_csp=False)
+    ready(page)
+    page.set_input_files("#file", str(path))
+    page.locator("#given .clip[data-seconds='60.000']").wait_for()
+    page.click("#go")
+    page.locator("#clips .clip").wait_for()
+    heard = np.frombuffer(music.asked[0].sound, "<i2")
+    assert len(heard) == 60 * RATE
+    assert np.abs(heard[: 58 * RATE]).max() < 100
+    assert np.abs(np.fft.rfft(heard[-RATE // 2 :])).argmax() == 220
 
 
 # Speech
@@ -360,6 +401,30 @@ def test_a_dropped_clip_is_answered_at_once(serve: Callable[..., ServedText], vi
     assert len(speech.heard[0]) == RATE // 2
     page.set_input_files("#file", {"name": "x.wav", "mimeType": "audio/wav", "buffer": b"no sound"})
     page.locator("#message", has_text="cannot read this file as sound").wait_for()
+
+
+def test_two_clicks_open_the_microphone_once_and_a_failure_closes_it(
+    serve: Callable[..., ServedText], visit: Visit
+) -> None:
+    page = visit("about:blank")
+    page.add_init_script("""
+      window.opened = [];
+      navigator.mediaDevices.getUserMedia = () => new Promise((done) => window.allow = () => {
+        const stream = new AudioContext().createMediaStreamDestination().stream;
+        window.opened.push(stream);
+        done(stream);
+      });
+      AudioWorklet.prototype.addModule = () => Promise.reject(new Error("no module"));
+    """)
+    page.goto(serve(one=FakeSpeech()).url)
+    ready(page)
+    page.click("#record")
+    page.evaluate("void (window.first = window.allow)")
+    page.click("#record")
+    assert page.evaluate("window.first === window.allow")
+    page.evaluate("window.allow()")
+    page.locator("#message", has_text="no module").wait_for()
+    assert page.evaluate("opened.map((one) => one.getTracks().map((track) => track.readyState))") == [["ended"]]
 
 
 # All of them

@@ -56,7 +56,9 @@ class MusicPlayer:
         names = ("prompt", "seconds", "temperature", "top_k", "top_p", "guidance_scale")
         asked = {name: getattr(request, name) for name in names}
         cfg = Sampling(**(asdict(self.sampling) | asked | {"num_samples": 1, "audio": ""}))
-        sound = np.frombuffer(request.sound[: len(request.sound) // 2 * 2], "<i2").astype(np.float32) / 32768
+        sound = np.frombuffer(request.sound[: len(request.sound) // 2 * 2], "<i2")
+        num_heard = round(self._about["most_seconds"] * self._about["sample_rate"])  # only its end is continued
+        sound = sound[-num_heard:].astype(np.float32) / 32768
         heard = Heard("your clip", sound[:, None]) if len(sound) else None
         made = self.make(cfg, heard, Draw(request.seed, -1, np.arange(1)))
         yield {"wav": made.data, "caption": made.caption}

@@ -230,7 +230,9 @@ class Music(Recipe, Prepares, Reports, Pretrained, Plays):
         heard = heard_in(cfg.audio, self.store.info["codec"]["sample_rate"]) if cfg.audio else None
         return self._sample(model, cfg, heard, draw)
 
-    def _sample(self, model: nn.Module, cfg: keys.Sampling, heard: Heard | None, draw: Draw) -> Sequence[Sample]:
+    def _sample(
+        self, model: nn.Module, cfg: keys.Sampling, heard: Heard | None, draw: Draw, has_pictures: bool = True
+    ) -> Sequence[Sample]:
         from rung.recipes.music.data import codec_of
         from rung.recipes.music.generate import SamplingParams
         from rung.recipes.music.samples import Sound, samples
@@ -251,7 +253,7 @@ class Music(Recipe, Prepares, Reports, Pretrained, Plays):
         texts = [cfg.prompt] * cfg.num_samples if cfg.prompt else self._held_out_texts(cfg.num_samples)
         return samples(
             cast("MusicModel", model), sound, texts, heard, params, self.delays, self.specials, draw,
-            knows_texts=self.has_texts,
+            knows_texts=self.has_texts, has_pictures=has_pictures,
         )  # fmt: skip
 
     @property
@@ -272,7 +274,7 @@ class Music(Recipe, Prepares, Reports, Pretrained, Plays):
         }
 
         def make(cfg: keys.Sampling, heard: Heard | None, draw: Draw) -> Sample:
-            return self._sample(model, cfg, heard, draw)[0]  # the sound; its picture comes after it
+            return self._sample(model, cfg, heard, draw, has_pictures=False)[0]
 
         return MusicPlayer(make, self.cfg.sampling, about)
 

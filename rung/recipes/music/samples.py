@@ -63,7 +63,7 @@ def heard_in(file: str, sample_rate: int) -> Heard:
 
 def samples(
     model: MusicModel, sound: Sound, texts: Sequence[str], heard: Heard | None, params: SamplingParams,
-    delays: Sequence[int], specials: Specials, draw: Draw, *, knows_texts: bool = True,
+    delays: Sequence[int], specials: Specials, draw: Draw, *, knows_texts: bool = True, has_pictures: bool = True,
 ) -> list[Sample]:  # fmt: skip
     """One clip per text, all at once; with `heard` they continue that sound.
 
@@ -89,7 +89,6 @@ def samples(
         model, text_BL.to(device), lengths_B.to(device), params, delays, specials, generator, prompt_TC=prompt
     )
     found: list[Sample] = []
-    has_pictures = True
     for number, (text, codes) in enumerate(zip(texts, made, strict=True)):
         wave, rate = sound.decode(codes), sound.codec.sample_rate
         seconds = len(codes) / sound.codec.frames_per_s

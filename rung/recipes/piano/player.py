@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from rung.errors import UserError
+from rung.nn.pack import packed
 from rung.nn.transformer import Transformer
 from rung.random import Draw
 from rung.recipes.piano.config import Sampling
@@ -48,7 +49,8 @@ class PianoPlayer:
     ) -> None:
         """`choices` are the tasks it has learned; `trained_on` is the data that rows were told to be from, if any;
         `may_end` says whether it has learned where pieces end."""
-        self.model, self.sampling, self.trained_on, self.may_end = model, sampling, trained_on, may_end
+        self.model = packed(model, 1, MOST_TOKENS)  # once, for all answers
+        self.sampling, self.trained_on, self.may_end = sampling, trained_on, may_end
         self.choices = {choice.task.name: choice for choice in choices}
 
     def about(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class PianoPlayer:
         rows = [(start, max(end, start), pitch, max(1, velocity)) for start, end, pitch, velocity in request.notes]
         notes, num_dropped = in_range(make(*zip(*rows))) if rows else (make([], [], [], []), 0)
         if not len(notes) and task is not None:
-            raise UserError("play something first: this run answers to notes", code="prompt-empty")
+            raise UserError("play something first: this run needs notes to answer", code="prompt-empty")
         prompt = from_nothing(prefix, self.may_end)
         if len(notes):
             prompt = from_notes(

@@ -35,7 +35,7 @@ class SpeechPlayer:
 
     def __init__(self, answer: Callable[[Asked, int, int], str], cfg: keys.Config) -> None:
         """`answer` is given a sound with a question, how many tokens at most, and beams."""
-        self.say, self.cfg = answer, cfg
+        self.transcribe, self.cfg = answer, cfg
 
     def about(self) -> dict[str, Any]:
         usual = self.cfg.sampling
@@ -50,11 +50,11 @@ class SpeechPlayer:
         """The transcript, then the answer to the question, if there is one."""
         sound = np.frombuffer(request.sound[: len(request.sound) // 2 * 2], "<i2").astype(np.float32) / 32768
         if len(sound) < LEAST_S * SAMPLE_RATE:
-            raise UserError(f"there is less than {LEAST_S:g} s of sound; record again", code="too-short")
+            raise UserError(f"the recording is shorter than {LEAST_S:g} s; record again", code="too-short")
         if request.question and "qa" not in self.cfg.prompts:
             raise UserError("this run has learned no questions (prompts.qa); leave it empty", code="not-supported")
         check_sound(sound[:, None], SAMPLE_RATE, "the recording", is_float=False)
         heard, is_cut = as_heard(sound, self.cfg.dataset, self.cfg.data.max_seconds)
         for task, question in [("asr", ""), *([("qa", request.question)] if request.question else [])]:
-            said = self.say(Asked("recording", heard, task, question, None), request.num_tokens, request.beams)
+            said = self.transcribe(Asked("recording", heard, task, question, None), request.num_tokens, request.beams)
             yield {"task": task, "text": said, "is_cut": is_cut}

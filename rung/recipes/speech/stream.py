@@ -43,7 +43,7 @@ class Prompts:
     def ids(self, task: str, number: int, question: str = "") -> tuple[np.ndarray, np.ndarray]:
         whole = self.template.replace("{}", self.texts[task][number])
         if "{}" in whole:
-            return self._encode(whole.replace("{}", question))
+            return self._encode(whole.replace("{}", question.replace(SPEECH, "")))  # the sound stays where it is
         if whole not in self._ids:
             self._ids[whole] = self._encode(whole)
         return self._ids[whole]

@@ -16,11 +16,13 @@ from rung.data.chat import ChatTemplate
 from rung.data.tokenizer import LOST, Tokenizer
 from rung.errors import UserError
 from rung.nn.generate import generate_steps
+from rung.nn.pack import packed
 from rung.nn.transformer import Transformer
 from rung.random import Draw
 from rung.recipes.text.config import Sampling
 
 MOST_TOKENS = 4096  # of one answer
+MOST_PROMPT = 1_000_000  # characters or ids, so that nobody waits long while somebody's prompt is encoded
 MOST_ALTERNATIVES = 20
 MOST_PENDING = 16  # tokens without a whole character, after which they are shown as they are
 
@@ -44,7 +46,8 @@ class TextPlayer:
     Request = TextRequest
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, sampling: Sampling, examples: Sequence[str]) -> None:
-        self.model, self.tokenizer, self.sampling, self.examples = model, tokenizer, sampling, list(examples)
+        self.model = packed(model, 1, MOST_TOKENS)  # once, for all answers
+        self.tokenizer, self.sampling, self.examples = tokenizer, sampling, list(examples)
         self.chat = ChatTemplate.of(tokenizer)
         device = model.norm.weight.device
         # The rest of a table that is padded for speed means nothing.
@@ -69,7 +72,8 @@ class TextPlayer:
         """First {prompt_tokens, seen_tokens}, then a piece for each token, last {text, finish}.
 
         A token's `text` is what it adds to the text, which may be nothing while a character is incomplete; `token` is
-        what one calls it. The last text is what was still incomplete.
+        what one calls it, and `bytes` what it is made of, where that is known. The last text is what was still
+        incomplete.
         """
         ids, limit = self._prompt(request), self.model.shape.context_size
         if request.must_fit and len(ids) > limit:
@@ -93,20 +97,29 @@ class TextPlayer:
             if chosen == self.tokenizer.end:
                 finish = "stop"
                 break
-            best = logprobs.topk(min(request.alternatives, len(logprobs)))
+            best = logprobs.topk(min(request.alternatives, len(logprobs), self.tokenizer.vocab_size))
             yield {
                 "id": chosen,
                 "token": self.tokenizer.name(chosen),
+                "bytes": self._bytes(chosen),
                 "text": text.add(chosen),
                 "logprob": float(logprobs[chosen]),
                 "alternatives": [
-                    (id, self.tokenizer.name(id), value)
+                    (id, self.tokenizer.name(id), value, self._bytes(id))
                     for id, value in zip(best.indices.tolist(), best.values.tolist())
                 ],
             }
         yield {"text": text.rest(), "finish": finish}
 
+    def _bytes(self, id: int) -> list[int] | None:
+        found = self.tokenizer.bytes_of(id)
+        return None if found is None else list(found)
+
     def _prompt(self, request: TextRequest) -> np.ndarray:
+        size = len(request.prompt) + len(request.then)
+        size += sum(len(value) for message in request.messages or () for value in message.values())
+        if size > MOST_PROMPT:
+            raise UserError(f"the prompt has {size} characters or tokens; the limit is {MOST_PROMPT}", code="too-long")
         if request.messages is not None:
             if self.chat is None:
                 raise UserError("the tokenizer of this run has no chat template; give a prompt", code="not-supported")
@@ -114,7 +127,7 @@ class TextPlayer:
         given = request.prompt if isinstance(request.prompt, list) else self.tokenizer.encode(request.prompt).tolist()
         ids = np.array([*given, *request.then], object)  # of any size, until they are looked at
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.tokenizer.vocab_size):
-            raise UserError(f"ids of tokens go from 0 to {self.tokenizer.vocab_size - 1}", code="bad-value")
+            raise UserError(f"token ids go from 0 to {self.tokenizer.vocab_size - 1}", code="bad-value")
         if len(ids):
             return ids.astype(np.int64)
         if self.tokenizer.end is None:
@@ -131,6 +144,8 @@ class Growing:
         self.ids = ids[-4:].tolist()
         self.num_shown = len(self.ids)
         self.start = 0
+        while self.num_shown and self.tokenizer.decode(self.ids[: self.num_shown]).endswith(LOST):
+            self.num_shown -= 1  # the prompt ends inside a character, which comes whole with the answer
 
     def add(self, id: int) -> str:
         self.ids.append(id)

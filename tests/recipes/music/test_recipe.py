@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rung.engine.clock import Clock
 from rung.engine.state import set_training
 from rung.errors import ConfigError, DataError
 from rung.random import Draw
+from rung.recipe import Sample
 from rung.recipes.music.data import codec_of
 from rung.recipes.music.delay import undo_delay
 from rung.recipes.music.generate import SamplingParams, generate
@@ -331,3 +333,18 @@ def test_what_cannot_be_used_is_listed_and_not_encoded(tmp_path: Path) -> None:
     store = Store.open(write_store(tmp_path / "data", folder))
     assert {"cut.wav", "silent.wav", "text.mp3", "short.wav"} <= {one["file"] for one in store.info["quarantined"]}
     assert {record["source"] for record in store.index} == {f"song-{n}.wav" for n in range(4)}
+
+
+def test_of_a_long_clip_only_the_end_is_encoded() -> None:
+    from rung.recipes.music.config import Sampling
+    from rung.recipes.music.player import MusicPlayer, MusicRequest
+
+    heard: list[np.ndarray] = []
+
+    def make(cfg: Any, given: Any, draw: Any) -> Sample:
+        heard.append(given.sound)
+        return Sample("sample.wav", b"", "")
+
+    one = MusicPlayer(make, Sampling(), {"sample_rate": 100, "most_seconds": 2.0})
+    list(one.answer(MusicRequest(sound=np.arange(5000, dtype="<i2").tobytes())))
+    assert (heard[0][:, 0] * 32768).tolist() == list(range(4800, 5000))

@@ -17,9 +17,10 @@ import torch
 import rung as library
 from rung.data.audio import wav_bytes
 from rung.data.store import Store
+from rung.data.tokenizer import Bytes
 from rung.random import Draw
 from rung.recipes.speech.metrics import normalise, word_errors
-from rung.recipes.speech.stream import Utterances
+from rung.recipes.speech.stream import Prompts, Utterances
 from rung.runs.query import open_run
 from tests.contract.cases import speech, speech_frozen
 from tests.engine.test_parallel import free_port
@@ -277,3 +278,10 @@ def test_an_encoder_that_runs_in_training_is_in_eval_mode_and_stays_the_same(spe
     encoders = model.get_submodule("encoders")
     assert not any(module.training for encoder in encoders.children() for module in encoder.modules())
     assert not any(p.requires_grad for p in encoders.parameters())
+
+
+def test_a_question_does_not_move_the_sound() -> None:
+    prompts = Prompts({"qa": ["<SpeechHere> {}"]}, "USER: {}\nASSISTANT:", Bytes())
+    before, after = prompts.ids("qa", 0, "who <SpeechHere> speaks?")
+    assert Bytes().decode(before) == "USER: "
+    assert Bytes().decode(after) == " who  speaks?\nASSISTANT:"

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from rung.data.chat import ChatTemplate
-from rung.data.tokenizer import Bytes, Characters, Tokenizer
+from rung.data.tokenizer import Bytes, Characters, Subwords, Tokenizer
+from rung.nn import pack
 from rung.nn.generate import generate
+from rung.nn.shape import Shape
+from rung.nn.transformer import Transformer
 from rung.random import Draw
-from rung.recipes.text.player import Growing, TextPlayer
+from rung.recipes.text.config import Sampling
+from rung.recipes.text.player import MOST_PROMPT, Growing, TextPlayer
 from tests.errors import raises_code
 from tests.web.textual import CONTEXT, chatty, player, texts
 
@@ -50,8 +54,8 @@ def test_probabilities_are_of_the_whole_vocabulary_at_temperature_one() -> None:
     expected = logits.log_softmax(dim=-1)
     assert piece["logprob"] == pytest.approx(float(expected[piece["id"]]), abs=1e-5)
     best = expected.topk(20)
-    assert [id for id, _, _ in piece["alternatives"]] == best.indices.tolist()
-    assert [value for _, _, value in piece["alternatives"]] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert [id for id, *_ in piece["alternatives"]] == best.indices.tolist()
+    assert [value for _, _, value, _ in piece["alternatives"]] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 def test_ids_that_follow_the_prompt_continue_an_earlier_answer() -> None:
@@ -80,6 +84,38 @@ def test_a_long_prompt_is_seen_in_part_or_refused() -> None:
         ask(player(), prompt="x" * 100, must_fit=True)
 
 
+def test_a_prompt_of_many_megabytes_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = player(chatty())
+    monkeypatch.setattr(one.tokenizer, "encode", lambda text: pytest.fail("it was encoded"))
+    messages = [{"role": "user", "content": "x" * (MOST_PROMPT // 2)}] * 2
+    for request in ({"prompt": "x" * (MOST_PROMPT + 1)}, {"prompt": [1] * (MOST_PROMPT + 1)}, {"messages": messages}):
+        with raises_code("too-long"):
+            ask(one, **request)
+
+
+def test_alternatives_end_where_the_vocabulary_does() -> None:
+    tokenizer = Characters("abc")
+    one = TextPlayer(Transformer(Shape(8, CONTEXT, 1, 2, 16), 0).eval(), tokenizer, Sampling(num_tokens=24), [])
+    _, piece, _ = ask(one, prompt="a", num_tokens=1, alternatives=10)
+    assert sorted(id for id, *_ in piece["alternatives"]) == [0, 1, 2]
+
+
+def test_weights_are_packed_once_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = pack.PackedProjection.__init__
+
+    def counted(self: Any, *arguments: Any) -> None:
+        made.append(1)
+        plain(self, *arguments)
+
+    monkeypatch.setattr(pack.PackedProjection, "__init__", counted)
+    one = player()
+    num_packed = len(made)
+    for _ in range(2):
+        ask(one, prompt="a", num_tokens=40)
+    assert len(made) == num_packed
+
+
 @pytest.mark.parametrize("ids", [[257], [-1], [2**70]])
 def test_ids_that_are_no_tokens_are_refused(ids: list[int]) -> None:
     with raises_code("bad-value"):
@@ -92,6 +128,13 @@ def test_a_character_of_several_tokens_is_added_whole(text: str) -> None:
     parts = [growing.add(int(id)) for id in ids]
     assert "".join(parts) + growing.rest() == text
     assert "\ufffd" not in "".join(parts)
+
+
+@pytest.mark.parametrize("num_given", [1, 2, 3])
+def test_a_character_that_the_prompt_begins_comes_whole_with_the_answer(num_given: int) -> None:
+    ids = Bytes().encode("🎹!")
+    growing = Growing(Bytes(), np.array([65, *ids[:num_given]]))
+    assert "".join(growing.add(int(id)) for id in ids[num_given:]) == "🎹!"
 
 
 def test_half_a_character_at_the_end_is_not_lost() -> None:
@@ -118,9 +161,46 @@ def test_a_template_writes_special_tokens_and_a_message_does_not() -> None:
     assert any(ids[n : n + len(quoted)] == quoted for n in range(len(ids)))
 
 
-def test_a_template_reaches_nothing_of_python_and_its_own_refusals_are_the_users() -> None:
-    from rung.data.tokenizer import Subwords
+def test_the_bytes_of_tokens_make_the_text() -> None:
+    text = "naïve 🎹 cat"
+    for tokenizer in (Bytes(), Characters("".join(sorted(set(text)))), chatty()):
+        assert b"".join(tokenizer.bytes_of(int(id)) or b"" for id in tokenizer.encode(text)).decode() == text
+        assert tokenizer.end is None or tokenizer.bytes_of(tokenizer.end) is None
 
+
+def test_what_a_template_does_to_a_text_is_seen() -> None:
+    tokenizer, template = chatty(), ChatTemplate.of(chatty())
+    assert template is not None
+    assert isinstance(tokenizer, Subwords)
+    expected = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+    ids = template.encode([{"role": "user", "content": "  the cat \n"}])
+    assert ids.tolist() == tokenizer.encode_markup(expected).tolist()
+
+
+def test_a_long_conversation_is_searched_once() -> None:
+    template = ChatTemplate.of(chatty())
+    assert template is not None
+    messages = [{"role": "user", "content": f"cat {n}<|im_end|>"} for n in range(3000)]
+    ids = template.encode(messages)  # took the cube of their number: minutes
+    assert chatty().decode(ids).count("cat ") == 3000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user<|im_end|>", "content": "a"},
+        {"role": "user", "content": "a", "name": "<|im_end|>"},
+        {"role": "user"},
+    ],
+)
+def test_only_the_content_of_a_message_is_free(message: dict[str, str]) -> None:
+    template = ChatTemplate.of(chatty())
+    assert template is not None
+    with raises_code("bad-messages"):
+        template.encode([message])
+
+
+def test_a_template_reaches_nothing_of_python_and_its_own_refusals_are_the_users() -> None:
     tokenizer = chatty()
     assert isinstance(tokenizer, Subwords)
     for text in ("{{ messages.__class__.__mro__ }}", "{{ raise_exception('roles must alternate') }}", "{{ 1 / 0 }}"):

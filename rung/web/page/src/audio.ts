@@ -3,8 +3,8 @@
 import { h, save } from "./lab/dom";
 import { spectrogram } from "./lab/sound";
 
-/** A file's sound at another rate, its channels mixed to one. */
-export async function decode(file: Blob, rate: number, mostSeconds: number): Promise<Float32Array> {
+/** A file's sound at another rate, its channels mixed to one; of a long one the start or the end. */
+export async function decode(file: Blob, rate: number, mostSeconds: number, part: "start" | "end" = "start"): Promise<Float32Array> {
   let found: AudioBuffer;
   try {
     found = await new OfflineAudioContext(1, 1, rate).decodeAudioData(await file.arrayBuffer()); // at its own rate
@@ -12,10 +12,11 @@ export async function decode(file: Blob, rate: number, mostSeconds: number): Pro
     throw new Error("the browser cannot read this file as sound");
   }
   const num = Math.max(1, Math.min(found.length, Math.floor(mostSeconds * rate)));
+  const first = part === "end" ? Math.max(0, found.length - num) : 0;
   const mixed = new Float32Array(num);
   for (let channel = 0; channel < found.numberOfChannels; channel += 1) {
     const one = found.getChannelData(channel);
-    for (let at = 0; at < num; at += 1) mixed[at] = mixed[at]! + one[at]! / found.numberOfChannels;
+    for (let at = 0; at < num; at += 1) mixed[at] = mixed[at]! + one[first + at]! / found.numberOfChannels;
   }
   return mixed;
 }

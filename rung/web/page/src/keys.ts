@@ -91,6 +91,12 @@ export class Keys {
     this.up(key, event.timeStamp);
   }
 
+  /** Forgets which keys are pressed, without a word. */
+  letGo(): void {
+    this.pressed.clear();
+    this.pointers.clear();
+  }
+
   shift(octaves: number): void {
     this.octave = Math.max(36, Math.min(84, this.octave + 12 * octaves));
     this.label();

@@ -8,7 +8,7 @@ import { type About, type Head, type Hello, Line, type Pictures, type Wish } fro
 import { Pace, Rate } from "./pace";
 import { Panel } from "./panel";
 import { Picture } from "./picture";
-import { find, say, setStatus } from "./shell";
+import { find, setStatus, showMessage } from "./shell";
 
 const choice = readChoice(location.search);
 const stage = find("stage");
@@ -32,7 +32,7 @@ const panel = new Panel(choice, {
   step: () => (pause(true), pace.owe(1)),
   clip: toggleClip,
   still: () => saveStill(picture.canvas, fileName()),
-  hold: () => void hands.hold().catch(() => say("The browser does not hand over the mouse.")),
+  hold: () => void hands.hold().catch(() => showMessage("The browser does not hand over the mouse.")),
 });
 const line = new Line({ hello, answer, error, lost });
 
@@ -65,8 +65,8 @@ function hello(said: Hello): void {
   picture.size(about.width, about.height);
   panel.setUp(about);
   setStatus("live", "Connected");
-  if (isFirst || said.is_known) say("");
-  else say("The server no longer knew this walk; it begins again."); // with the next wish, which says where
+  if (isFirst || said.is_known) showMessage("");
+  else showMessage("The server no longer knew this walk; it begins again."); // with the next wish, which says where
   pace.owe(1);
 }
 
@@ -79,7 +79,7 @@ function answer(head: Head, pictures: Pictures): void {
     if (choice.mode !== "follow") return;
     isAtEnd = true;
     pause(true);
-    say("The recording ends here. Space begins it again.");
+    showMessage("The recording ends here. Space begins it again.");
     return;
   }
   modelMs = Number.isNaN(modelMs) ? head.model_ms : 0.9 * modelMs + 0.1 * head.model_ms;
@@ -94,7 +94,7 @@ function answer(head: Head, pictures: Pictures): void {
 function error(text: string, isFatal: boolean): void {
   if (isFatal) setStatus("failed", "Ended");
   pause(true);
-  say(text);
+  showMessage(text);
 }
 
 function lost(): void {
@@ -106,7 +106,7 @@ function begin(place: number, offset: number): void {
   choice.place = place;
   choice.offset = offset;
   isAtEnd = false;
-  say("");
+  showMessage("");
   panel.show();
   changed();
   pace.owe(1);
@@ -145,7 +145,7 @@ function toggleClip(): void {
     if (clip.isOn) clip.stop();
     else clip.start(fileName);
   } catch (problem) {
-    say(`This browser cannot record a clip: ${String(problem)}`);
+    showMessage(`This browser cannot record a clip: ${String(problem)}`);
   }
   panel.showClip(clip.isOn);
 }

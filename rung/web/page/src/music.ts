@@ -2,7 +2,7 @@
 
 import { clipCard, decode, packed, takeFiles, unpacked, wav } from "./audio";
 import { h, put } from "./lab/dom";
-import { ask, find, randomSeed, type Run, runs, say, SEED, Settings, startShell, told } from "./shell";
+import { ask, find, randomSeed, report, type Run, runs, SEED, Settings, showMessage, startShell } from "./shell";
 
 interface About {
   sample_rate: number;
@@ -24,7 +24,7 @@ let stopping: AbortController | null = null;
 
 async function take(file: File): Promise<void> {
   const rate = models[0]!.about.sample_rate;
-  const sound = await decode(file, rate, MOST_GIVEN_S);
+  const sound = await decode(file, rate, MOST_GIVEN_S, "end");
   const card = await clipCard(wav(sound, rate), file.name);
   given = file;
   put(find("given"), h("p", { class: "note" }, `${file.name}, ${(sound.length / rate).toFixed(1)} s: it is continued `,
@@ -38,7 +38,7 @@ function start(): void {
   if (find<HTMLInputElement>("fresh").checked) settings.set("seed", randomSeed());
   const request = { ...settings.values, prompt: prompt.value }, clip = given;
   find("stop").removeAttribute("disabled");
-  void told(async () => {
+  void report(async () => {
     const row = h("div", { class: "pair", "aria-busy": true });
     row.style.setProperty("--columns", String(models.length));
     find("clips").prepend(row);
@@ -46,12 +46,13 @@ function start(): void {
       const work = models.map(async (run, number) => {
         const place = h("section", { class: "card", "aria-label": run.title, "data-state": "busy" }, h("h2", {}, run.title), h("p", { class: "note" }, "Making a clip"));
         row.append(place);
-        const sound = clip === null ? "" : packed(await decode(clip, run.about.sample_rate, MOST_GIVEN_S));
+        const sound = clip === null ? "" : packed(await decode(clip, run.about.sample_rate, MOST_GIVEN_S, "end"));
         await ask<{ wav: string; caption: string }>(number, { ...request, sound }, (piece) => void show(place, run, piece), mine.signal);
       });
       const failed = (await Promise.allSettled(work)).find((one) => one.status === "rejected");
       if (failed !== undefined) {
-        row.remove();
+        for (const place of row.querySelectorAll("[data-state='busy']")) place.remove(); // a clip that is there stays
+        if (row.childElementCount === 0) row.remove();
         throw failed.reason;
       }
     } finally {
@@ -74,7 +75,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
   else if (event.key === "Escape") stopping?.abort();
 });
-takeFiles(find("drop"), find<HTMLInputElement>("file"), (file) => void told(() => take(file)));
+takeFiles(find("drop"), find<HTMLInputElement>("file"), (file) => void report(() => take(file)));
 
 models = await runs<About>();
 const { usual, most_seconds, examples, knows_texts } = models[0]!.about;
@@ -89,4 +90,4 @@ settings = new Settings(find("fields"), [
 const list = find<HTMLSelectElement>("examples");
 put(list, h("option", { value: "" }, "choose"), examples.map((text) => h("option", { value: text }, text.slice(0, 60))));
 list.addEventListener("change", () => list.value !== "" && (prompt.value = list.value));
-if (!knows_texts) say("This run has learned from music without texts: what the prompt says makes no difference.");
+if (!knows_texts) showMessage("This run has learned from music without texts: what the prompt says makes no difference.");

@@ -4,7 +4,7 @@ import { unpacked } from "./audio";
 import { Keys } from "./keys";
 import { css, h, put, save } from "./lab/dom";
 import { audio, type Note, Player } from "./lab/sound";
-import { ask, find, isTyping, randomSeed, readWord, type Run, runs, SEED, Settings, startShell, told, writeWord } from "./shell";
+import { ask, find, isTyping, randomSeed, readWord, report, requireSecure, type Run, runs, SEED, Settings, startShell, writeWord } from "./shell";
 
 interface About {
   low: number;
@@ -59,6 +59,7 @@ function down(key: number, velocity: number, atMs: number): void {
   clearTimeout(pausing);
   if (phrase.length === 0) beganMs = atMs;
   up(key, atMs);
+  clearTimeout(pausing); // which that may have begun
   const at = Math.max(0, (atMs - beganMs) / 1000);
   held.set(key, phrase.length);
   phrase.push([at, at, key, velocity]);
@@ -133,14 +134,15 @@ function goOn(): void {
   put(find("takes"));
   roll.dataset["state"] = "thinking";
   find("caption").textContent = "The model is thinking …";
-  void told(async () => {
+  void report(async () => {
     try {
       const work = models.map((run, number) =>
         ask<Omit<Take, "title">>(number, asked(run.about), (piece) => arrived({ ...piece, title: run.title }, mine), mine.signal));
       const failed = (await Promise.allSettled(work)).find((one) => one.status === "rejected");
       if (failed !== undefined) throw failed.reason;
     } finally {
-      if (asking === mine) asking = null;
+      if (asking !== mine && asking !== null) return; // a later request shows how it is
+      asking = null;
       if (takes.length === 0) find("caption").textContent = "";
       if (roll.dataset["state"] === "thinking") roll.dataset["state"] = phrase.length > 0 ? "listening" : "empty";
     }
@@ -240,12 +242,13 @@ addEventListener("theme", () => (shown === null ? draw(phrase, [], null) : moved
 // MIDI
 
 async function listenToMidi(): Promise<void> {
+  requireSecure("MIDI keyboard");
   if (!("requestMIDIAccess" in navigator)) throw new Error("this browser has no Web MIDI; Chrome, Edge and Firefox do");
   let access: MIDIAccess;
   try {
     access = await navigator.requestMIDIAccess();
   } catch {
-    throw new Error("the browser lets this page use no MIDI keyboard; allow it in the page's settings");
+    throw new Error("the browser does not let this page use a MIDI keyboard; allow it in the page's settings");
   }
   const pedalled = new Set<number>();
   let hasPedal = false;
@@ -285,12 +288,12 @@ find("play").addEventListener("click", () => player.toggle());
 find("clear").addEventListener("click", clear);
 find("lower").addEventListener("click", () => keys.shift(-1));
 find("higher").addEventListener("click", () => keys.shift(1));
-find("midi").addEventListener("click", () => void told(listenToMidi));
+find("midi").addEventListener("click", () => void report(listenToMidi));
 find("save").addEventListener("click", () => {
   if (shown !== null) save(new Blob([unpacked(shown.midi)], { type: "audio/midi" }), `${shown.title.replaceAll(/[^\w.-]+/g, "-")}.mid`);
 });
 addEventListener("keydown", (event) => {
-  if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (isTyping(event) || event.key === "?" || event.ctrlKey || event.metaKey || event.altKey) return;
   const isButton = event.target instanceof HTMLButtonElement && !event.target.classList.contains("pianokey");
   const commands: Record<string, () => void> = {
     Enter: goOn,
@@ -308,7 +311,10 @@ addEventListener("keydown", (event) => {
   }
 });
 addEventListener("keyup", (event) => keys.lift(event));
-addEventListener("blur", () => [...held.keys()].forEach((key) => up(key, performance.now())));
+addEventListener("blur", () => {
+  keys.letGo(); // the browser does not say when they are lifted
+  for (const key of [...held.keys()]) up(key, performance.now());
+});
 
 function showParameters(): void {
   const chosen = models[0]!.about.tasks.find((one) => one.name === task.value);

@@ -75,7 +75,13 @@ export function setStatus(state: "waiting" | "live" | "busy" | "lost" | "failed"
   status.textContent = text;
 }
 
-export function say(text: string): void {
+/** Throws where browsers have none of these for the page: they want to be sure of who serves it. */
+export function requireSecure(device: string): void {
+  if (isSecureContext) return;
+  throw new Error(`browsers give a ${device} only to pages of localhost or https: open a tunnel, as with ssh -L 8000:127.0.0.1:8000, and play at 127.0.0.1`);
+}
+
+export function showMessage(text: string): void {
   const message = find("message");
   message.textContent = text;
   message.hidden = text === "";
@@ -132,18 +138,22 @@ export async function ask<Piece>(run: number, request: object, take: (piece: Pie
   }
 }
 
-/** Runs some work that may be refused or stopped, and tells how it ended; true where it was done. */
-export async function told(work: () => Promise<void>): Promise<boolean> {
-  say("");
+let latest = 0; // of the works that were begun
+
+/** Runs some work that may be refused or stopped, and shows how it ended; true where it was done. The status is that of
+ * the work that began last. */
+export async function report(work: () => Promise<void>): Promise<boolean> {
+  const mine = (latest += 1);
+  showMessage("");
   setStatus("busy", "Working");
   try {
     await work();
-    setStatus("live", "Ready");
+    if (mine === latest) setStatus("live", "Ready");
     return true;
   } catch (problem) {
     const isStopped = problem instanceof DOMException && problem.name === "AbortError";
-    setStatus("live", isStopped ? "Stopped" : "Ready");
-    if (!isStopped) say(problem instanceof Refused ? problem.message : `That did not work: ${problem instanceof Error ? problem.message : String(problem)}`);
+    if (mine === latest) setStatus("live", isStopped ? "Stopped" : "Ready");
+    if (!isStopped) showMessage(problem instanceof Refused ? problem.message : `That did not work: ${problem instanceof Error ? problem.message : String(problem)}`);
     return false;
   }
 }

@@ -2,7 +2,7 @@
 
 import { clipCard, decode, packed, takeFiles, wav } from "./audio";
 import { h, put } from "./lab/dom";
-import { ask, find, isTyping, type Run, runs, setStatus, Settings, startShell, told } from "./shell";
+import { ask, find, isTyping, report, requireSecure, type Run, runs, setStatus, Settings, startShell } from "./shell";
 
 interface About {
   sample_rate: number;
@@ -25,33 +25,44 @@ let models: Run<About>[] = [];
 let settings: Settings;
 let sound: Float32Array | null = null;
 let recording: { stop(): Promise<Float32Array> } | null = null;
+let isStarting = false; // while the browser asks whether it may
 
 /** Samples as they are, without what browsers do to voices: it changes the level. */
 async function record(rate: number, mostSeconds: number): Promise<{ stop(): Promise<Float32Array> }> {
+  requireSecure("microphone");
   const stream = await navigator.mediaDevices.getUserMedia({
     audio: { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false },
   });
-  const context = new AudioContext({ sampleRate: rate });
-  await context.audioWorklet.addModule(new URL("./recorder.js", import.meta.url));
-  const node = new AudioWorkletNode(context, "recorder", { numberOfOutputs: 0 });
-  const parts: Float32Array[] = [];
-  let num = 0, peak = 0;
-  node.port.onmessage = (event: MessageEvent<Float32Array>) => {
-    parts.push(event.data);
-    num += event.data.length;
-    peak = Math.max(0.9 * peak, ...event.data.map(Math.abs));
-    find<HTMLMeterElement>("level").value = peak;
-    find("seconds").textContent = `${(num / rate).toFixed(1)} s`;
-    if (num >= mostSeconds * rate) void toggle();
+  let context: AudioContext | null = null;
+  const release = async (): Promise<void> => {
+    for (const track of stream.getTracks()) track.stop();
+    await context?.close();
+    find<HTMLMeterElement>("level").value = 0;
   };
-  context.createMediaStreamSource(stream).connect(node);
-  await context.resume();
+  const parts: Float32Array[] = [];
+  let num = 0, peak = 0, node: AudioWorkletNode;
+  try {
+    context = new AudioContext({ sampleRate: rate });
+    await context.audioWorklet.addModule(new URL("./recorder.js", import.meta.url));
+    node = new AudioWorkletNode(context, "recorder", { numberOfOutputs: 0 });
+    node.port.onmessage = (event: MessageEvent<Float32Array>) => {
+      parts.push(event.data);
+      num += event.data.length;
+      peak = Math.max(0.9 * peak, ...event.data.map(Math.abs));
+      find<HTMLMeterElement>("level").value = peak;
+      find("seconds").textContent = `${(num / rate).toFixed(1)} s`;
+      if (num >= mostSeconds * rate) void toggle();
+    };
+    context.createMediaStreamSource(stream).connect(node);
+    await context.resume();
+  } catch (problem) {
+    await release();
+    throw problem;
+  }
   return {
     async stop(): Promise<Float32Array> {
       node.port.onmessage = null;
-      for (const track of stream.getTracks()) track.stop();
-      await context.close();
-      find<HTMLMeterElement>("level").value = 0;
+      await release();
       const whole = new Float32Array(num);
       let at = 0;
       for (const part of parts) {
@@ -69,16 +80,20 @@ async function toggle(): Promise<void> {
     const mine = recording;
     recording = null;
     showRecording();
-    if (await told(async () => take(await mine.stop(), "recording.wav"))) start();
+    if (await report(async () => take(await mine.stop(), "recording.wav"))) start();
     return;
   }
-  await told(async () => {
+  if (isStarting) return;
+  isStarting = true;
+  await report(async () => {
     try {
       recording = await record(sample_rate, most_seconds);
     } catch (problem) {
-      if (problem instanceof DOMException && problem.name === "NotAllowedError") throw new Error("the browser lets this page hear no microphone; allow it, or drop a clip");
+      if (problem instanceof DOMException && problem.name === "NotAllowedError") throw new Error("the browser does not let this page use the microphone; allow it, or drop a clip");
       if (problem instanceof DOMException && problem.name === "NotFoundError") throw new Error("there is no microphone; drop a clip");
       throw problem;
+    } finally {
+      isStarting = false;
     }
   });
   showRecording();
@@ -101,7 +116,7 @@ async function take(found: Float32Array, name: string): Promise<void> {
 function start(): void {
   if (sound === null || !settings.isValid) return;
   const request = { ...settings.values, sound: packed(sound), question: question.value.trim() };
-  void told(async () => {
+  void report(async () => {
     const places = models.map((run) => h("section", { class: "card answer", "aria-label": run.title, "data-state": "busy" }, h("h2", {}, run.title)));
     put(find("answers"), places);
     const work = models.map(async (run, number) => {
@@ -128,7 +143,7 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
   void toggle();
 });
-takeFiles(find("drop"), find<HTMLInputElement>("file"), (file) => void told(async () => {
+takeFiles(find("drop"), find<HTMLInputElement>("file"), (file) => void report(async () => {
   const { sample_rate, most_seconds } = models[0]!.about;
   await take(await decode(file, sample_rate, most_seconds), file.name);
 }).then((isDone) => isDone && start()));

@@ -1,7 +1,7 @@
 // The page of a text model: a prompt goes in, tokens come out, each with what else it could have been.
 
 import { h, put } from "./lab/dom";
-import { ask, find, randomSeed, type Run, runs, say, SEED, Settings, startShell, told } from "./shell";
+import { ask, find, randomSeed, report, type Run, runs, SEED, Settings, showMessage, startShell } from "./shell";
 
 interface About {
   context_size: number;
@@ -17,7 +17,7 @@ interface Token {
   token: string;
   text: string;
   logprob: number;
-  alternatives: [id: number, name: string, logprob: number][];
+  alternatives: [id: number, name: string, logprob: number, bytes: number[] | null][];
 }
 
 type Piece = Token | { prompt_tokens: number; seen_tokens: number } | { text: string; finish: "stop" | "length" };
@@ -49,6 +49,8 @@ let columns: Column[] = [];
 /** The answer of one run. */
 class Column {
   tokens: Token[] = [];
+  text = ""; // the prompt that these continue
+  private signal: AbortSignal | null = null; // of the latest request
   private readonly words = h("div", { class: "words", role: "group", "aria-label": "The text, token by token" });
   private readonly note = h("p", { class: "note" });
   readonly element: HTMLElement;
@@ -75,6 +77,8 @@ class Column {
 
   /** Continues the prompt, after the first `num` tokens of before and then `instead`. */
   async go(text: string, request: object, signal: AbortSignal, num = 0, instead: Token | null = null): Promise<void> {
+    this.text = text;
+    this.signal = signal;
     this.tokens = this.tokens.slice(0, num);
     put(this.words, h("span", { class: "given" }, text), ...this.tokens.map((token, index) => this.word(token, index)));
     if (instead !== null) this.add(instead);
@@ -96,10 +100,10 @@ class Column {
         }
       }, signal);
     } catch (problem) {
-      this.note.textContent = `${made} tokens, stopped`;
+      if (this.signal === signal) this.note.textContent = `${made} tokens, stopped`;
       throw problem;
     } finally {
-      this.element.dataset["state"] = "done";
+      if (this.signal === signal) this.element.dataset["state"] = "done";
     }
   }
 
@@ -156,9 +160,11 @@ function start(column: Column | null = null, num = 0, instead: Token | null = nu
   const request = { ...settings.values, alternatives: ALTERNATIVES };
   if (column === null && prompt.value.trim() !== "" && !live.checked) keep(prompt.value);
   find("stop").removeAttribute("disabled");
-  void told(async () => {
+  void report(async () => {
     try {
-      const work = (column === null ? columns : [column]).map((one) => one.go(prompt.value, request, mine.signal, num, instead));
+      const work = column === null
+        ? columns.map((one) => one.go(prompt.value, request, mine.signal))
+        : [column.go(column.text, request, mine.signal, num, instead)];
       const failed = (await Promise.allSettled(work)).find((one) => one.status === "rejected");
       if (failed !== undefined && stopping === mine) throw failed.reason;
     } finally {
@@ -239,4 +245,4 @@ find("answers").style.setProperty("--columns", String(columns.length));
 showPrompts();
 prompt.value ||= models[0]!.about.examples[0] ?? "";
 prompt.focus();
-say("");
+showMessage("");
