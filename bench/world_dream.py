@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.report import facts, verdict
 from rung import api
+from rung.bench.report import facts, verdict
 from rung.recipes.world.losses import gradient_energy
 from rung.recipes.world.memory import to_signal
 from rung.resolve import resolve

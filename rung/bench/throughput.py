@@ -181,12 +181,17 @@ def set_up(folder: Path, size: str, device: str, threads: int, batch: int | None
     if size == "piano":
         layers.insert(0, Layer("preset tiny", load_file(presets(Piano)["tiny"])))
         tree["dataset"] = {"base_dataset_name": str(folder / "ids")}
+        # Random ids are no music: nothing of them follows the grammar, and the bare loop has a plain transformer.
+        tree |= {"loss_grammar": False, "model": {"sounding_keys": False, "positions": "learned"}}
     else:
         tree["store"] = str(folder / "ids")
         tree["system"] |= {"dtype": "bfloat16", "compile": True}
         tree["data"] = {"batch_size": 64}
     if batch is not None:
         tree["data"] = {"batch_size": batch}
+    if size == "piano":
+        tree["data"] = {**tree.get("data", {}), "end_token": False, "moving_cuts": False}
+        tree["optimizer"] |= {"name": "adamw"}
     schema = Schema({"engine": Engine, "recipe": recipe_class.Config})
     return build(schema.resolve(layers), recipe_class, folder / "runs")
 

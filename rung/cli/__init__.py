@@ -184,7 +184,12 @@ def _place_outside_rung(error: BaseException) -> str | None:
     """Where the code of a recipe or of a library raised this; None where rung did."""
     import traceback
 
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in frame.filename]
+    # exit() is Python's own; after rung.init, sys.exit is wrapped in rung.script.current.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "_sitebuiltins" not in frame.filename and frame.name != "noted"
+    ]
     if not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parent.parent):
         return None
     return f"{frames[-1].filename}, line {frames[-1].lineno},"

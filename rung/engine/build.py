@@ -156,7 +156,7 @@ def build(
         torch.set_num_threads(cfg.system.threads)
     if cfg.system.deterministic:
         torch.use_deterministic_algorithms(True)
-    world = join(device, cfg.ddp)
+    world = join(device, cfg.ddp.backend, cfg.ddp.timeout_minutes)
     precision = Precision(cfg.system.dtype, world.device)
 
     recipe = recipe_class(config.view("recipe"), cfg.seed)

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rung.engine.config import Ddp
 from rung.engine.prefetch import BatchLayout
 from rung.engine.watchdog import Watchdog, store_of
 from rung.errors import ConfigError, UserError
@@ -173,13 +172,12 @@ class World:
             dist.destroy_process_group()
 
 
-def join(device: torch.device, ddp: Ddp) -> World:
+def join(device: torch.device, backend: str, timeout_minutes: float) -> World:
     """Joins the other processes that torchrun or `rung train --nproc` started, if there are any."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World(0, 1, device)
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    backend: str = ddp.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
@@ -201,7 +199,7 @@ def join(device: torch.device, ddp: Ddp) -> World:
     # group alive until the interpreter ends, when its threads can end the process with SIGABRT after a good run.
     importlib.import_module("torch.distributed.nn.functional")
 
-    limit_s = 60 * ddp.timeout_minutes or None
+    limit_s = 60 * timeout_minutes or None
     # Ours comes first and says more. (None would be the backend's own limit.)
     timeout = timedelta(seconds=1.5 * limit_s + 60) if limit_s else timedelta(days=365)
     dist.init_process_group(backend, timeout=timeout)

@@ -353,6 +353,7 @@ def _keys() -> set[str]:
 ELSEWHERE = {  # typed by tests that put the options together in other ways
     "replay": ["--build", "--debug"],  # tests/script/test_trainers.py, tests/forensics/test_replay.py
     "eval": ["--weights"], "ab": ["--on"],  # tests/cli/test_eval.py, tests/cli/test_ab.py
+    "train": ["--nproc"], "resume": ["--nproc"],  # tests/engine/test_parallel.py
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rung.engine.buckets import GradientBuckets
-from rung.engine.config import Ddp
 from rung.engine.parallel import World, join, share
 from rung.ranks import check_nproc
 from rung.runs.query import Run, open_run
@@ -184,7 +183,7 @@ def of_a_rank(rank: int, port: int, folder: str) -> None:
         "MASTER_PORT": str(port),
     }  # fmt: skip
     torch.set_num_threads(1)
-    world = join(torch.device("cpu"), Ddp())
+    world = join(torch.device("cpu"), "auto", 30.0)
     # As torch imports it by itself, once a group is there.
     __import__("torch.distributed.nn.functional")
     found: dict[str, Any] = {}

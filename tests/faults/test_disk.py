@@ -25,14 +25,17 @@ def digests(run: Run) -> dict[str, bytes]:
 # The weights take 94 kB, the optimizer 190 kB; rows and documents stay far below either.
 @pytest.mark.parametrize(("limit_bytes", "file"), [(50_000, "model.safetensors"), (150_000, "optimizer.pt")])
 def test_no_room_for_a_save(lives: Lives, half: Path, whole: Run, limit_bytes: int, file: str) -> None:
-    before, steps = digests(the_run(half)), saves_of(the_run(half)).steps()
+    before, saves = digests(the_run(half)), saves_of(the_run(half))
+    kept = {saves.best, max(saves.steps())}
     life = lives.rung("resume", "piano/1", cwd=half, limit_bytes=limit_bytes)
     assert is_one_sentence(life), life.err
     assert "could not be saved" in life.err
     assert "earlier saves are untouched" in life.err
     run = the_run(half)
-    assert digests(run) == before, "nothing may be lost, and nothing half-written left"
-    for step in steps:
+    # Where the kill came between a save and its rotation, the resume has rotated first.
+    assert digests(run).items() <= before.items(), "nothing may change, and nothing half-written be left"
+    assert kept <= set(saves_of(run).steps()), "nothing may be lost"
+    for step in saves_of(run).steps():
         checkpoint.load(saves_of(run).at(step))
     assert run.status == "stopped"
     assert not [path for path in saves_of(run).folder.iterdir() if path.name.startswith(".")]
@@ -146,6 +149,7 @@ def test_no_room_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write(5)
     fingerprint = Store.open(tmp_path / "data" / "toy").fingerprint
     with monkeypatch.context() as patched:
+        patched.setattr("rung.data.store.exchange", lambda a, b: False)  # as on a disk that cannot
         patched.setattr(Path, "rename", full)
         with pytest.raises(DataError, match="No space left on device"):
             write(7)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rung.runs.files import to_json
+from rung.script import current
 from tests.fuzz.mutate import STEERS, nested
 from tests.fuzz.test_run_files import RAW, VERBS, call, check, make_runs
 
@@ -153,7 +154,11 @@ def test_a_folder_that_may_not_be_opened_hides_no_other(
     assert where in err
 
 
-def test_a_recipe_that_leaves_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_recipe_that_leaves_is_no_success(has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after rung.init, which wraps sys.exit."""
+    if has_begun:
+        current._note_exits()
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "asks.py").write_text("exit()\n")
     (tmp_path / "starves.py").write_text("def load():\n    raise MemoryError\n\nload()\n")

@@ -92,7 +92,7 @@ def test_text_is_continued_beside_another_with_the_same_seed(serve: Callable[...
     page.fill("#prompt", "To be <b>")
     page.keyboard.press("Control+Enter")
     for column in range(3):
-        page.locator(".answer").nth(column).locator(".note", has_text="12 tokens").wait_for()
+        page.locator(".answer[data-state=done]").nth(column).wait_for()
     one, same, other = (page.locator(".words").nth(column).text_content() for column in range(3))
     assert one == same != other
     assert one.startswith("To be <b>")
@@ -135,7 +135,7 @@ def test_prompts_are_kept_in_the_browser(serve: Callable[..., ServedText], visit
     ready(page)
     page.fill("#prompt", "remember me")
     page.click("#go")
-    page.locator(".note", has_text="2 tokens").wait_for()
+    page.locator(".answer[data-state=done]").wait_for()
     page.reload()
     ready(page)
     page.select_option("#prompts", "remember me")

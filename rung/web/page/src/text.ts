@@ -90,17 +90,17 @@ class Column {
         if ("finish" in piece) {
           if (piece.text !== "") this.words.append(piece.text);
           const ending = piece.finish === "stop" ? ", then the end of the document" : "";
-          this.note.textContent = `${made} tokens${ending}, ${rate(made, begun)}${seen}`;
+          this.note.textContent = `${counted(made)}${ending}, ${rate(made, begun)}${seen}`;
         } else if ("prompt_tokens" in piece) {
           if (piece.seen_tokens < piece.prompt_tokens) seen = `; of the prompt the model sees the last ${piece.seen_tokens} of ${piece.prompt_tokens} tokens`;
         } else {
           made += 1;
           this.add(piece);
-          this.note.textContent = `${made} tokens, ${rate(made, begun)}${seen}`;
+          this.note.textContent = `${counted(made)}, ${rate(made, begun)}${seen}`;
         }
       }, signal);
     } catch (problem) {
-      if (this.signal === signal) this.note.textContent = `${made} tokens, stopped`;
+      if (this.signal === signal) this.note.textContent = `${counted(made)}, stopped`;
       throw problem;
     } finally {
       if (this.signal === signal) this.element.dataset["state"] = "done";
@@ -136,6 +136,10 @@ class Column {
       return h("li", {}, button);
     }));
   }
+}
+
+function counted(made: number): string {
+  return made === 1 ? "1 token" : `${made} tokens`;
 }
 
 function rate(made: number, begun: number): string {
