@@ -22,8 +22,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rung.bench.throughput import STEPS, Gpt, Spent, now, record_of, since, wait_for
-from rung.config import Layer, Schema, load_file
+from rung.bench.throughput import STEPS, Gpt, Spent, now, plain_piano, record_of, since, wait_for
+from rung.config import Layer, Schema
 from rung.doctor.live import live_doctor
 from rung.engine.build import Setup, build
 from rung.engine.config import Engine
@@ -32,7 +32,6 @@ from rung.engine.loop import fit
 from rung.engine.optim import set_lr
 from rung.engine.recorder import Recorder
 from rung.engine.signals import Arrived, Signals
-from rung.recipes import presets
 from rung.recipes.piano.recipe import Piano
 from rung.runs.record import Record
 
@@ -153,7 +152,7 @@ def built(
     }
     layers, recipe_class = [Layer("bench", tree)], Piano if size == "piano" else Gpt
     if size == "piano":
-        layers.insert(0, Layer("preset tiny", load_file(presets(Piano)["tiny"])))
+        layers.insert(0, plain_piano())
         tree["dataset"] = {"base_dataset_name": str(folder / "ids")}
     else:
         tree["store"] = str(folder / "ids")

@@ -179,21 +179,25 @@ def set_up(folder: Path, size: str, device: str, threads: int, batch: int | None
     layers = [Layer("bench", tree)]
     recipe_class: type[Recipe] = Piano if size == "piano" else Gpt
     if size == "piano":
-        layers.insert(0, Layer("preset tiny", load_file(presets(Piano)["tiny"])))
+        layers.insert(0, plain_piano())
         tree["dataset"] = {"base_dataset_name": str(folder / "ids")}
-        # Random ids are no music: nothing of them follows the grammar, and the bare loop has a plain transformer.
-        tree |= {"loss_grammar": False, "model": {"sounding_keys": False, "positions": "learned"}}
     else:
         tree["store"] = str(folder / "ids")
         tree["system"] |= {"dtype": "bfloat16", "compile": True}
         tree["data"] = {"batch_size": 64}
     if batch is not None:
         tree["data"] = {"batch_size": batch}
-    if size == "piano":
-        tree["data"] = {**tree.get("data", {}), "end_token": False, "moving_cuts": False}
-        tree["optimizer"] |= {"name": "adamw"}
     schema = Schema({"engine": Engine, "recipe": recipe_class.Config})
     return build(schema.resolve(layers), recipe_class, folder / "runs")
+
+
+def plain_piano() -> Layer:
+    """The preset tiny as a plain transformer: random ids follow no grammar, and the bare loop knows only ids."""
+    tree = load_file(presets(Piano)["tiny"])
+    model = {**tree["model"], "positions": "learned", "sounding_keys": False}
+    data = {**tree["data"], "end_token": False, "moving_cuts": False}
+    optimizer = {**tree["optimizer"], "name": "adamw"}
+    return Layer("bench", {**tree, "loss_grammar": False, "model": model, "data": data, "optimizer": optimizer})
 
 
 def write_store(path: Path, vocab_size: int, num_records: int = 20, record_ids: int = 200_000) -> None:
